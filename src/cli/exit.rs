@@ -1,0 +1,95 @@
+//! Exit codes, and the one place that turns an error's kind into one.
+
+use crate::error::Kind;
+
+/// How a command ended, as its exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// 0: done; for a run: FINISHED.
+    Ok,
+    /// 1: the thing itself failed (run FAILED, audit chain broken, policy invalid).
+    Failed,
+    /// 2: the call is wrong: unknown flag, missing file, invalid value.
+    Usage,
+    /// 3: the run reached a limit (EXHAUSTED).
+    Exhausted,
+    /// 4: the run was cancelled.
+    Cancelled,
+    /// 5: the run is parked (WAITING_APPROVAL, PAUSED).
+    Parked,
+    /// 6: refused: policy, wrong state, no such thing, already there.
+    Refused,
+    /// 7: something needed is not there: server, model endpoint, engine, host feature.
+    Unavailable,
+    /// 70: a bug of ours.
+    Internal,
+    /// Of `sandbox run`: the command's own.
+    Passed(u8),
+}
+
+impl From<Exit> for std::process::ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(match exit {
+            Exit::Ok => 0,
+            Exit::Failed => 1,
+            Exit::Usage => 2,
+            Exit::Exhausted => 3,
+            Exit::Cancelled => 4,
+            Exit::Parked => 5,
+            Exit::Refused => 6,
+            Exit::Unavailable => 7,
+            Exit::Internal => 70,
+            Exit::Passed(code) => code,
+        })
+    }
+}
+
+/// An error as a person at a terminal needs it.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Error {
+    pub kind: Kind,
+    pub message: String,
+    /// What to do about it.
+    pub hint: Option<String>,
+}
+
+impl Error {
+    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            hint: None,
+        }
+    }
+
+    /// From a module's error, with its chain of causes.
+    pub fn of(kind: Kind, error: &dyn std::error::Error) -> Self {
+        Self::new(kind, crate::error::chain(error))
+    }
+
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    pub fn exit(&self) -> Exit {
+        match self.kind {
+            Kind::Invalid => Exit::Usage,
+            Kind::Denied | Kind::NotFound | Kind::Exists | Kind::WrongState | Kind::Conflict => Exit::Refused,
+            Kind::Exhausted | Kind::Deadline | Kind::Unavailable => Exit::Unavailable,
+            Kind::Internal => Exit::Internal,
+        }
+    }
+}
+
+macro_rules! from_module {
+    ($($error:path),*) => {
+        $(impl From<$error> for Error {
+            fn from(error: $error) -> Self {
+                Self::of(error.kind(), &error)
+            }
+        })*
+    };
+}
+from_module!(crate::store::Error, crate::sandbox::Error, crate::model::Error);

@@ -1,0 +1,71 @@
+//! The seam between a sandbox and what makes it.
+//!
+//! Promises every backend keeps, checked by `suite.rs` on all of them:
+//! - `create` is idempotent by `spec.id` and leaves nothing behind when it fails;
+//! - a sandbox that was created has no running program of the user's until `start`;
+//! - `connect` may be called any number of times; each connection is one exec (see guest.proto);
+//! - `destroy` ends every process in the sandbox and removes every trace; it is ok when already gone;
+//! - `list_owned` finds what an earlier process that used the same data directory left, also after `kill -9`.
+//!
+//! Exec, files and signals are guest protocol (`sandbox::exec`), not backend.
+
+pub mod docker;
+pub mod fake;
+pub mod oci;
+#[cfg(test)]
+pub mod suite;
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::net::UnixStream;
+
+use super::{BackendName, Error, Identity, Isolation, Spec, Usage};
+use crate::ids::SandboxId;
+
+/// What a backend on this host can do; optional powers are data, not more methods.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Capabilities {
+    pub name: BackendName,
+    /// The isolation levels that this host gives through this backend, each fully.
+    pub isolations: Vec<Isolation>,
+    /// Whether programs inside are other users to the host's kernel than any of the host's own.
+    pub user_namespace: bool,
+    pub freeze: bool,
+}
+
+/// A sandbox that was created: enough to find it again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Handle {
+    pub id: SandboxId,
+    pub identity: Identity,
+    /// uid and gid of programs as the guest must set them: inside the user namespace where there is one.
+    pub user: u32,
+}
+
+/// A sandbox found on the host that this data directory owns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owned {
+    pub id: SandboxId,
+    /// The process that made it, as pid and start time, is still alive.
+    pub owner_alive: bool,
+    pub identity: Identity,
+}
+
+#[async_trait]
+pub trait Backend: Send + Sync + Debug {
+    fn capabilities(&self) -> Capabilities;
+    async fn create(&self, spec: &Spec) -> Result<Handle, Error>;
+    async fn start(&self, sandbox: &Handle) -> Result<(), Error>;
+    /// A fresh connection to the guest. The host sends the first frame.
+    async fn connect(&self, sandbox: &Handle) -> Result<UnixStream, Error>;
+    /// Stops (`true`) or lets go on (`false`) every process in the sandbox; returns when it has taken.
+    async fn freeze(&self, sandbox: &Handle, frozen: bool) -> Result<(), Error>;
+    /// Counters of the whole sandbox.
+    async fn usage(&self, sandbox: &Handle) -> Result<Usage, Error>;
+    /// Asks the guest to end everything, and ends it after `grace`. The sandbox's files stay until `destroy`.
+    async fn stop(&self, sandbox: &Handle, grace: Duration) -> Result<(), Error>;
+    async fn destroy(&self, sandbox: &SandboxId) -> Result<(), Error>;
+    async fn list_owned(&self) -> Result<Vec<Owned>, Error>;
+}

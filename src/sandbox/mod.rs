@@ -1,0 +1,67 @@
+//! Sandboxes: ephemeral containers with a guest inside, and all that the host does to them.
+//!
+//! Owns: the [`Backend`] seam and its implementations (`backend/`), images (`image/`), limits and their counters
+//! (`cgroup`), the system-call filter (`seccomp`), the host's half of the guest protocol (`exec`, `files`) and
+//! [`Sandbox`], which ties them together. Must not know: runs, tools, models. A caller says what is to be isolated and how
+//! in a [`Spec`]; where the host cannot give that, the answer is [`Error::Unsupported`], never something weaker.
+//!
+//! Read next: `backend/mod.rs` for the promises of a backend, `session.rs` for the life of one sandbox.
+
+pub mod backend;
+pub mod cgroup;
+pub mod exec;
+pub mod files;
+pub mod image;
+pub mod reconcile;
+pub mod seccomp;
+pub mod session;
+mod spec;
+
+pub use backend::{Backend, Capabilities, Handle, Owned};
+pub use exec::{Command, Ended, Exec, Output};
+pub use session::Sandbox;
+pub use spec::{BackendName, Identity, ImageRef, Isolation, Limits, Mount, Spec, Usage};
+
+use crate::error::Kind;
+use crate::ids::SandboxId;
+
+/// What can go wrong with a sandbox itself. What a user's program does is never one of these: see [`Ended`].
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The host, or this backend, lacks an enforcement mechanism that the spec demands.
+    #[error("this host cannot give {wanted}: {missing}")]
+    Unsupported { wanted: String, missing: String },
+    #[error("image `{image}`: {reason}")]
+    Image { image: String, reason: String },
+    #[error("no sandbox `{0}`")]
+    NotFound(SandboxId),
+    #[error("could not {doing} sandbox `{sandbox}`: {reason}")]
+    Backend {
+        doing: &'static str,
+        sandbox: SandboxId,
+        reason: String,
+    },
+    /// The connection to the guest broke, or what came over it made no sense.
+    #[error("lost the guest of sandbox `{sandbox}`: {reason}")]
+    GuestLost { sandbox: SandboxId, reason: String },
+    /// The guest could not start the command; `code` as in guest.proto (`program_not_found`, `cwd_not_found`, …).
+    #[error("could not start the command: {message}")]
+    NotStarted { code: String, message: String },
+    /// A file call failed; `code` as in guest.proto (`not_found`, `permission`, …).
+    #[error("{message}")]
+    File { code: String, message: String },
+    #[error("sandbox set-up failed ({cause}), and so did its clean-up ({cleanup})")]
+    CleanUp { cause: Box<Error>, cleanup: Box<Error> },
+}
+
+impl Error {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Unsupported { .. } => Kind::WrongState,
+            Self::Image { .. } | Self::NotStarted { .. } | Self::File { .. } => Kind::Invalid,
+            Self::NotFound(_) => Kind::NotFound,
+            Self::Backend { .. } | Self::GuestLost { .. } => Kind::Unavailable,
+            Self::CleanUp { cause, .. } => cause.kind(),
+        }
+    }
+}

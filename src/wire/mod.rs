@@ -1,0 +1,138 @@
+//! Frames between host and guest: the generated messages and the length-prefixed framing, used by both ends.
+//!
+//! Owns: the frame limit, the generation number, encoding and decoding. Knows nothing of sockets' owners, sandboxes or
+//! policies. The messages themselves are documented in `proto/exuvia/guest/v1/guest.proto`.
+
+#[allow(clippy::all, missing_docs)]
+mod proto {
+    include!(env!("EXUVIA_WIRE_RS"));
+}
+pub use proto::*;
+
+use std::io::{self, Read, Write};
+
+use prost::Message;
+
+/// The version of the conversation. Raised by every change that an older guest would misread.
+pub const GENERATION: u32 = 1;
+
+/// Largest frame in bytes, without its 4-byte length. A longer one is an error on either side.
+pub const MAX_FRAME: usize = 1 << 20;
+
+/// Largest `Output.data` or `FileChunk.data` that either side sends, in bytes.
+pub const CHUNK: usize = 64 << 10;
+
+/// Appends `message` to `buffer` as one frame: big-endian u32 length, then protobuf.
+///
+/// # Errors
+/// `InvalidInput` when the message is larger than [`MAX_FRAME`].
+pub fn encode(message: &impl Message, buffer: &mut Vec<u8>) -> io::Result<()> {
+    let length = message.encoded_len();
+    if length > MAX_FRAME {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("frame of {length} bytes"),
+        ));
+    }
+    buffer.extend_from_slice(&(length as u32).to_be_bytes());
+    message.encode(buffer).expect("a Vec grows as needed");
+    Ok(())
+}
+
+/// Takes one whole frame off the front of `buffer`; `None` when more bytes are needed.
+///
+/// # Errors
+/// `InvalidData` for an oversized length or bytes that are not a `M`; the stream is useless afterwards.
+pub fn decode<M: Message + Default>(buffer: &mut Vec<u8>) -> io::Result<Option<M>> {
+    let Some(head) = buffer.first_chunk::<4>() else {
+        return Ok(None);
+    };
+    let length = checked(u32::from_be_bytes(*head))?;
+    if buffer.len() < 4 + length {
+        return Ok(None);
+    }
+    let message = M::decode(&buffer[4..4 + length]).map_err(invalid)?;
+    buffer.drain(..4 + length);
+    Ok(Some(message))
+}
+
+/// Writes one frame.
+pub fn write(to: &mut impl Write, message: &impl Message) -> io::Result<()> {
+    let mut buffer = Vec::with_capacity(message.encoded_len() + 4);
+    encode(message, &mut buffer)?;
+    to.write_all(&buffer)
+}
+
+/// Reads one frame; `None` at a clean end of the stream.
+pub fn read<M: Message + Default>(from: &mut impl Read) -> io::Result<Option<M>> {
+    let mut head = [0; 4];
+    match from.read(&mut head)? {
+        0 => return Ok(None),
+        got => from.read_exact(&mut head[got..])?,
+    }
+    let mut body = vec![0; checked(u32::from_be_bytes(head))?];
+    from.read_exact(&mut body)?;
+    M::decode(body.as_slice()).map(Some).map_err(invalid)
+}
+
+fn checked(length: u32) -> io::Result<usize> {
+    match length as usize {
+        length if length <= MAX_FRAME => Ok(length),
+        length => Err(invalid(format!("frame of {length} bytes"))),
+    }
+}
+
+fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_round_trip_however_they_are_cut() {
+        let sent = [
+            Event {
+                kind: Some(event::Kind::Started(Started { pid: 7 })),
+            },
+            Event {
+                kind: Some(event::Kind::Output(Output {
+                    stream: Stream::Stdout as i32,
+                    data: vec![0, 255, 10],
+                })),
+            },
+        ];
+        let mut bytes = Vec::new();
+        sent.iter().for_each(|event| encode(event, &mut bytes).unwrap());
+        let (mut buffer, mut received) = (Vec::new(), Vec::new());
+        for byte in bytes {
+            buffer.push(byte);
+            received.extend(decode::<Event>(&mut buffer).unwrap());
+        }
+        assert_eq!(received, sent);
+        assert!(buffer.is_empty());
+    }
+
+    #[test]
+    fn an_oversized_length_is_refused_before_any_allocation() {
+        let mut bytes = u32::MAX.to_be_bytes().to_vec();
+        assert_eq!(
+            decode::<Event>(&mut bytes).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
+        assert_eq!(
+            read::<Event>(&mut bytes.as_slice()).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
+    }
+
+    #[test]
+    fn a_cut_frame_is_an_error_and_a_clean_end_is_not() {
+        assert!(read::<Event>(&mut [].as_slice()).unwrap().is_none());
+        assert_eq!(
+            read::<Event>(&mut [0, 0].as_slice()).unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
+    }
+}
