@@ -28,13 +28,18 @@ fn main() {
 fn generate(out: &Path) {
     println!("cargo::rerun-if-changed=proto");
     let files = ["exuvia/guest/v1/guest.proto", "exuvia/v1/task.proto"];
-    let descriptors = match protox::compile(files, ["proto"]) {
-        Ok(descriptors) => descriptors,
-        Err(error) => panic!("{error:?}"),
-    };
+    let mut compiler = protox::Compiler::new(["proto"]).expect("the folder is there");
+    if let Err(error) = compiler.include_imports(true).open_files(files) {
+        panic!("{error:?}");
+    }
+    // For reflection.
+    fs::write(
+        out.join("exuvia_descriptors.bin"),
+        compiler.encode_file_descriptor_set(),
+    )
+    .expect("OUT_DIR is writable");
     tonic_prost_build::configure()
-        .file_descriptor_set_path(out.join("exuvia_descriptors.bin"))
-        .compile_fds(descriptors)
+        .compile_fds(compiler.file_descriptor_set())
         .expect("the protobuf files compile");
 }
 

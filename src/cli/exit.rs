@@ -2,6 +2,20 @@
 
 use crate::error::Kind;
 
+/// Shown by `--help`.
+pub const HELP: &str = "\
+Exit codes:
+  0  done; for a run: FINISHED
+  1  it failed: run FAILED, audit log broken, policy not valid, host lacks something
+  2  the call is wrong: unknown flag, missing file, value out of range
+  3  the run is EXHAUSTED (a budget)         4  the run is CANCELLED
+  5  the run waits: WAITING_APPROVAL, PAUSED
+  6  refused: wrong state, no such thing, already there, not allowed
+  7  something needed is not there: server, model endpoint, engine, host feature
+ 70  a bug of ours                         130  interrupted; a run can be resumed
+  `sandbox run` passes the command's own code; else 124 timed out, 125 no sandbox, 126 not executable, 127 not found,
+  137 out of memory or killed (said on stderr)";
+
 /// How a command ended, as its exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
@@ -92,4 +106,15 @@ macro_rules! from_module {
         })*
     };
 }
-from_module!(crate::store::Error, crate::sandbox::Error, crate::model::Error);
+from_module!(
+    crate::store::Error,
+    crate::sandbox::Error,
+    crate::model::Error,
+    crate::policy::Error,
+    crate::secret::Error,
+    crate::workspace::Error,
+    crate::run::Error,
+    crate::assembly::Error,
+    crate::audit::Error,
+    crate::task::FileError
+);

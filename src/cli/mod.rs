@@ -3,11 +3,61 @@
 //! With `--json` the last line of stdout is one JSON object; everything for people goes to stderr then. Exit codes are in
 //! `exit.rs`.
 
+mod approve;
+mod audit;
+mod doctor;
 pub mod exit;
+mod policy;
+mod progress;
+mod remote;
+mod report;
+mod run;
+mod sandbox;
+mod serve;
+mod task;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
+use clap::{Parser, Subcommand};
 pub use exit::{Error, Exit};
+use serde_json::json;
+
+/// Runs AI agents nobody trusts on machines somebody cares about.
+#[derive(Debug, Parser)]
+#[command(name = "exuvia", version, about, propagate_version = true, after_help = exit::HELP)]
+struct Cli {
+    /// Print one JSON object as the last line of stdout; everything else goes to stderr.
+    #[arg(long, global = true)]
+    json: bool,
+    /// Where runs, workspaces and the audit log are kept [default: $XDG_DATA_HOME/exuvia or ~/.local/share/exuvia].
+    #[arg(long, global = true, env = "EXUVIA_DATA_DIR", value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve the gRPC API.
+    Serve(serve::Args),
+    /// Run one task here, with an embedded service.
+    Run(Box<run::Args>),
+    /// Work with the tasks of a server.
+    Task(task::Args),
+    /// Use a sandbox directly.
+    Sandbox(sandbox::Args),
+    /// Check, show and explain policies.
+    Policy(policy::Args),
+    /// Say yes to a call that waits for a person, and let its run go on.
+    Approve(approve::Args),
+    /// Say no to a call that waits for a person, and let its run go on.
+    Deny(approve::Args),
+    /// Verify and query the audit log.
+    Audit(audit::Args),
+    /// Tell what this host can enforce, and what to do about each gap.
+    Doctor(doctor::Args),
+}
 
 /// What every sub-command is given.
 #[derive(Debug, Clone)]
@@ -27,4 +77,83 @@ impl Context {
             println!("{}", text.trim_end_matches('\n'));
         }
     }
+}
+
+/// The command line's main: parses, runs, prints an error if there is one.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let context = Context {
+        json: cli.json,
+        data_dir: cli.data_dir.unwrap_or_else(default_data_dir),
+    };
+    log_to_stderr();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: cannot start: {error}");
+            return Exit::Internal.into();
+        }
+    };
+    let result = runtime.block_on(dispatch(cli.command, &context));
+    runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+    match result {
+        Ok(exit) => exit.into(),
+        Err(error) => {
+            eprintln!("error: {error}");
+            if let Some(hint) = &error.hint {
+                eprintln!("hint: {hint}");
+            }
+            if context.json {
+                println!(
+                    "{}",
+                    json!({ "error": { "kind": error.kind, "message": error.message, "hint": error.hint } })
+                );
+            }
+            error.exit().into()
+        }
+    }
+}
+
+async fn dispatch(command: Command, context: &Context) -> Result<Exit, Error> {
+    match command {
+        Command::Serve(args) => serve::run(args, context).await,
+        Command::Run(args) => run::run(*args, context).await,
+        Command::Task(args) => task::run(args, context).await,
+        Command::Sandbox(args) => sandbox::run(args, context).await,
+        Command::Policy(args) => policy::run(args, context).await,
+        Command::Approve(args) => approve::run(args, approve::Verdict::Approve, context).await,
+        Command::Deny(args) => approve::run(args, approve::Verdict::Deny, context).await,
+        Command::Audit(args) => audit::run(args, context).await,
+        Command::Doctor(args) => doctor::run(args, context).await,
+    }
+}
+
+fn default_data_dir() -> PathBuf {
+    let from = |name| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    from("XDG_DATA_HOME")
+        .or_else(|| from("HOME").map(|home| home.join(".local/share")))
+        .unwrap_or_else(|| PathBuf::from("/var/lib"))
+        .join("exuvia")
+}
+
+/// `EXUVIA_LOG` (as `RUST_LOG`: `info`, `exuvia=debug`) chooses; the default is `warn`.
+fn log_to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("EXUVIA_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+}
+
+/// Who acts, for the record: the person behind sudo, else the user, else the uid.
+fn person() -> String {
+    let named = |name| std::env::var(name).ok().filter(|name| !name.is_empty());
+    named("SUDO_USER")
+        .or_else(|| named("USER"))
+        .unwrap_or_else(|| format!("uid-{}", nix::unistd::getuid()))
 }

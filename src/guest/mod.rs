@@ -1,6 +1,61 @@
-//! The in-sandbox agent.
+//! The in-sandbox agent: PID 1 of every sandbox, a static binary that runs in enemy land.
+//!
+//! Owns: reaping (`init`), one forked *shim* for each connection that runs one exec (`shim`), what a program is and has
+//! when it starts (`child`), finding and ending whole process trees (`tree`), the file plane (`files`). Depends on `wire`
+//! and on nothing else of the crate. It holds no secret, and the host believes nothing it says without a check.
+//!
+//! The agent is uid 0 of its (user) namespace with `CAP_SETUID`, `CAP_SETGID` and `CAP_KILL`; programs are another uid
+//! with nothing. It is compiled for the host too, so that the host's tests and lints see it; the host itself uses `files`.
 
-/// Runs the agent; never returns while the sandbox lives.
-pub fn main() -> std::process::ExitCode {
-    std::process::ExitCode::FAILURE
+mod child;
+pub mod files;
+mod init;
+mod shim;
+mod sys;
+mod tree;
+
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Where connections come from.
+enum Source {
+    /// An inherited, listening unix socket.
+    ListenFd(RawFd),
+    /// A unix socket to bind, mode 0600.
+    ListenPath(PathBuf),
+    /// One inherited, connected unix socket: one exec, then the end.
+    ConnectFd(RawFd),
+}
+
+/// Runs the agent; returns only to end the sandbox.
+pub fn main() -> ExitCode {
+    let result = source().and_then(|source| init::run(source).map_err(|error| error.to_string()));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("exuvia-guest: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn source() -> Result<Source, String> {
+    const USAGE: &str = "usage: exuvia-guest --listen-fd N | --listen-path PATH | --connect-fd N";
+    let mut arguments = std::env::args_os().skip(1);
+    let (Some(option), Some(value), None) = (arguments.next(), arguments.next(), arguments.next()) else {
+        return Err(USAGE.to_owned());
+    };
+    let number = || {
+        let parsed = value.to_str().and_then(|text| text.parse().ok());
+        parsed
+            .filter(|fd: &RawFd| *fd > 2)
+            .ok_or("a descriptor is a number above 2")
+    };
+    match option.to_str() {
+        Some("--listen-fd") => Ok(Source::ListenFd(number()?)),
+        Some("--listen-path") => Ok(Source::ListenPath(value.into())),
+        Some("--connect-fd") => Ok(Source::ConnectFd(number()?)),
+        Some(_) | None => Err(USAGE.to_owned()),
+    }
 }

@@ -4,8 +4,12 @@
 //! policies. A model step is atomic: [`ModelClient::complete`] gives a whole [`Reply`] or an [`Error`]; what streamed
 //! before that goes to the [`TokenSink`] alone and is never kept, so a step can always be asked again until committed.
 
+pub mod chat;
+pub mod estimate;
 pub mod openai;
+pub mod price;
 pub mod scripted;
+pub mod spec;
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -101,6 +105,9 @@ pub struct Usage {
     /// Part of `input_tokens` that the provider had cached.
     pub cached_tokens: u64,
     pub output_tokens: u64,
+    /// The provider told none, so this is our own guess (or the sum holds one); see [`estimate`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub estimated: bool,
 }
 
 impl Usage {
@@ -113,6 +120,7 @@ impl Usage {
             input_tokens: self.input_tokens.saturating_add(other.input_tokens),
             cached_tokens: self.cached_tokens.saturating_add(other.cached_tokens),
             output_tokens: self.output_tokens.saturating_add(other.output_tokens),
+            estimated: self.estimated || other.estimated,
         }
     }
 }

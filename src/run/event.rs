@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::clock::Timestamp;
 use crate::error::Fault;
-use crate::ids::{ApprovalId, SandboxId};
-use crate::model::{Assistant, Reply};
+use crate::ids::ApprovalId;
+use crate::model::Reply;
 use crate::policy::{Budgets, Decision};
 use crate::tool::{Effect, ToolResult};
-use crate::workspace::TreeId;
+use crate::workspace::Revision;
 
 /// The version that this build writes on every entry, checkpoint and task (requirement F2).
 pub const FORMAT_VERSION: u32 = 1;
@@ -39,7 +40,7 @@ pub enum Event {
         worker: String,
         fence: u64,
     },
-    /// The model answered; `calls` are its tool calls, numbered and classified.
+    /// The model answered. Its tool calls are in `calls`, numbered and classified, and nowhere else.
     ModelReplied {
         step: u32,
         attempt: u32,
@@ -80,14 +81,13 @@ pub enum Event {
         attempt: u32,
         key: String,
         decision: Decision,
-        sandbox: Option<SandboxId>,
     },
     /// The outcome, together with the workspace as the tool left it.
     ToolFinished {
         step: u32,
         attempt: u32,
         result: ToolResult,
-        tree: TreeId,
+        workspace: Revision,
         duration: Duration,
     },
     /// The sandbox failed, not the tool; tried again while `retry`.
@@ -102,7 +102,7 @@ pub enum Event {
         attempt: u32,
         passed: bool,
         result: ToolResult,
-        tree: TreeId,
+        workspace: Revision,
         duration: Duration,
     },
     /// The check could not be run because the sandbox failed.
@@ -143,7 +143,7 @@ pub struct Submitted {
     pub budgets: Budgets,
     /// Shell command that must exit 0 before the run counts as finished.
     pub check: Option<String>,
-    pub tree: TreeId,
+    pub workspace: Revision,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 }
@@ -164,21 +164,10 @@ pub struct Call {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Outcome {
-    Finished {
-        summary: String,
-        result: Option<serde_json::Value>,
-    },
-    Failed {
-        fault: Fault,
-    },
-    Exhausted {
-        limit: Limit,
-        fault: Fault,
-    },
-    Cancelled {
-        by: String,
-        reason: String,
-    },
+    Finished { summary: String, result: Option<Value> },
+    Failed { fault: Fault },
+    Exhausted { limit: Limit, fault: Fault },
+    Cancelled { by: String, reason: String },
 }
 
 /// Which budget ran out.
@@ -207,11 +196,79 @@ impl Submitted {
 }
 
 impl Event {
-    /// The answer, where this is one.
-    pub fn assistant(&self) -> Option<&Assistant> {
+    /// Whether a step is over with this entry, so that a checkpoint belongs to it (requirement E1).
+    pub fn completes_step(&self) -> bool {
         match self {
-            Self::ModelReplied { reply, .. } => Some(&reply.message),
-            _ => None,
+            Self::ModelReplied { .. }
+            | Self::ToolRefused { .. }
+            | Self::ToolFinished { .. }
+            | Self::CheckFinished { .. }
+            | Self::ApprovalDecided { approved: false, .. }
+            | Self::Ended { .. } => true,
+            Self::Submitted(_)
+            | Self::Claimed { .. }
+            | Self::ModelFailed { .. }
+            | Self::ApprovalRequested { .. }
+            | Self::ApprovalDecided { approved: true, .. }
+            | Self::ToolStarted { .. }
+            | Self::ToolLost { .. }
+            | Self::CheckLost { .. }
+            | Self::PauseRequested { .. }
+            | Self::Resumed { .. }
+            | Self::CancelRequested { .. }
+            | Self::DeadlineReached => false,
+        }
+    }
+
+    /// Whether this is a result whose rest is stored as that artifact.
+    pub fn names_artifact(&self, artifact: &str) -> bool {
+        self.result()
+            .is_some_and(|result| result.data.get("artifact").and_then(Value::as_str) == Some(artifact))
+    }
+
+    /// The result that a tool or a check gave here.
+    pub fn result(&self) -> Option<&ToolResult> {
+        match self {
+            Self::ToolRefused { result, .. }
+            | Self::ToolFinished { result, .. }
+            | Self::CheckFinished { result, .. } => Some(result),
+            Self::Submitted(_)
+            | Self::Claimed { .. }
+            | Self::ModelReplied { .. }
+            | Self::ModelFailed { .. }
+            | Self::ApprovalRequested { .. }
+            | Self::ApprovalDecided { .. }
+            | Self::ToolStarted { .. }
+            | Self::ToolLost { .. }
+            | Self::CheckLost { .. }
+            | Self::PauseRequested { .. }
+            | Self::Resumed { .. }
+            | Self::CancelRequested { .. }
+            | Self::DeadlineReached
+            | Self::Ended { .. } => None,
+        }
+    }
+
+    /// Its `type` as stored.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Submitted(_) => "submitted",
+            Self::Claimed { .. } => "claimed",
+            Self::ModelReplied { .. } => "model_replied",
+            Self::ModelFailed { .. } => "model_failed",
+            Self::ToolRefused { .. } => "tool_refused",
+            Self::ApprovalRequested { .. } => "approval_requested",
+            Self::ApprovalDecided { .. } => "approval_decided",
+            Self::ToolStarted { .. } => "tool_started",
+            Self::ToolFinished { .. } => "tool_finished",
+            Self::ToolLost { .. } => "tool_lost",
+            Self::CheckFinished { .. } => "check_finished",
+            Self::CheckLost { .. } => "check_lost",
+            Self::PauseRequested { .. } => "pause_requested",
+            Self::Resumed { .. } => "resumed",
+            Self::CancelRequested { .. } => "cancel_requested",
+            Self::DeadlineReached => "deadline_reached",
+            Self::Ended { .. } => "ended",
         }
     }
 }

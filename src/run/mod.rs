@@ -1,13 +1,148 @@
 //! Durable runs: a pure core and an imperative shell.
 //!
 //! - `event.rs`: journal entries, the only truth about a run;
-//! - `state.rs`: [`step`], the pure machine, and [`due`], what should be happening now; no IO, no clock, no randomness;
-//! - `session.rs`: the conversation, another projection of the same journal;
-//! - `driver.rs`: claims a run, commits first, acts second;
-//! - `service.rs`: what the outside asks: submit, watch, cancel, approve, …
+//! - `state.rs`: [`state::step`], the pure machine, and [`state::due`], what should be going on now; no IO, no clock;
+//! - `session.rs`: the conversation, another projection of the same journal; `trail.rs`: what goes on the audit record;
+//! - `driver.rs`: claims a run, commits first, acts second; `decide.rs`: what the policy makes of a call;
+//! - `effects.rs`: performs model calls, tool calls, checks; `bench.rs`: a run's sandbox and working directory;
+//! - `service.rs`: what the outside asks: submit, watch, cancel, approve, …; `hub.rs` wakes those who watch.
 //!
-//! Must not know: how a sandbox, a model or a store is made. Owns no file format but its own events and checkpoints.
+//! Must not know: gRPC, the command line. Owns no file format but its own events and checkpoints.
 
+pub mod bench;
+mod decide;
+mod driver;
+mod effects;
 pub mod event;
+pub mod hub;
+pub mod service;
+pub mod session;
+pub mod state;
+#[cfg(test)]
+mod state_test;
+mod trail;
+mod world;
 
+pub use driver::Rest;
+pub use effects::Shop;
 pub use event::{Entry, Event};
+pub use service::Service;
+
+use crate::error::Kind;
+use crate::ids::RunId;
+use state::State;
+
+/// Folds a whole journal.
+///
+/// # Errors
+/// A journal that the machine refuses is damaged; an unknown `format_version` is refused (requirement F2).
+pub fn fold(run: &RunId, entries: &[Entry]) -> Result<State, Error> {
+    let version = |entry: &&Entry| entry.format_version != event::FORMAT_VERSION;
+    if let Some(entry) = entries.iter().find(version) {
+        return Err(Error::UnknownVersion {
+            run: run.clone(),
+            found: entry.format_version,
+        });
+    }
+    let (first, rest) = entries.split_first().ok_or_else(|| Error::NoJournal(run.clone()))?;
+    let mut state = state::start(first)?;
+    for entry in rest {
+        state = state::step(&state, entry)?.0;
+    }
+    Ok(state)
+}
+
+/// What can go wrong with a run, apart from how it ends.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Store(#[from] crate::store::Error),
+    #[error(transparent)]
+    Task(#[from] crate::task::Error),
+    #[error(transparent)]
+    Policy(#[from] crate::policy::Error),
+    #[error(transparent)]
+    Model(#[from] crate::model::Error),
+    #[error(transparent)]
+    Workspace(#[from] crate::workspace::Error),
+    #[error(transparent)]
+    Bench(#[from] bench::Error),
+    #[error("the machine refused an entry")]
+    Denied(#[from] state::Denied),
+    #[error("run `{run}` has entries of format version {found}, which this build cannot read")]
+    UnknownVersion { run: RunId, found: u32 },
+    #[error("checkpoint {revision} of run `{run}` makes no sense")]
+    Checkpoint {
+        run: RunId,
+        revision: u64,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("run `{0}` has no journal")]
+    NoJournal(RunId),
+    #[error("no tool call has step {0}")]
+    NoCall(u32),
+    #[error("no open approval `{0}`")]
+    NoApproval(String),
+    #[error("the task asks for more than the policy gives: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Budgets(Vec<crate::policy::Violation>),
+    #[error("{0}")]
+    Invalid(String),
+    #[error("run `{run}` is {state}: it cannot be {wanted}")]
+    WrongState {
+        run: RunId,
+        state: String,
+        wanted: &'static str,
+    },
+    #[error("a step broke: {0}")]
+    Broke(String),
+    #[error("cannot ask the host")]
+    Host(#[source] std::io::Error),
+}
+
+impl Error {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Store(error) => error.kind(),
+            Self::Policy(error) => error.kind(),
+            Self::Model(error) => error.kind(),
+            Self::Workspace(error) => error.kind(),
+            Self::Bench(error) => error.kind(),
+            Self::Invalid(_) | Self::Budgets(_) => Kind::Invalid,
+            Self::NoApproval(_) | Self::WrongState { .. } | Self::UnknownVersion { .. } => Kind::WrongState,
+            Self::Task(_)
+            | Self::Checkpoint { .. }
+            | Self::Denied(_)
+            | Self::NoJournal(_)
+            | Self::NoCall(_)
+            | Self::Broke(_)
+            | Self::Host(_) => Kind::Internal,
+        }
+    }
+
+    /// Stable reason for clients.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Store(crate::store::Error::KeyReused { .. }) => "IDEMPOTENCY_KEY_REUSED",
+            Self::Store(crate::store::Error::NotFound { .. }) => "NOT_FOUND",
+            Self::Store(crate::store::Error::Owned { .. }) => "RUN_OWNED",
+            Self::Store(crate::store::Error::Ended { .. }) => "RUN_ENDED",
+            Self::Store(_) => "STORE",
+            Self::Task(_) | Self::UnknownVersion { .. } => "UNKNOWN_FORMAT_VERSION",
+            Self::Policy(_) => "POLICY",
+            Self::Model(_) => "MODEL",
+            Self::Workspace(_) => "WORKSPACE",
+            Self::Bench(_) => "SANDBOX",
+            Self::Checkpoint { .. }
+            | Self::Denied(_)
+            | Self::NoJournal(_)
+            | Self::NoCall(_)
+            | Self::Broke(_)
+            | Self::Host(_) => "INTERNAL",
+            Self::NoApproval(_) => "NO_OPEN_APPROVAL",
+            Self::Invalid(_) => "INVALID",
+            Self::Budgets(_) => "BUDGETS",
+            Self::WrongState { .. } => "WRONG_STATE",
+        }
+    }
+}

@@ -1,1 +1,366 @@
-//! To be written.
+//! File calls: what the sandbox's own programs could do with files, asked for from outside.
+//!
+//! The host touches no file and follows no name here; the guest's file plane does, as the sandbox's user. Its answers are
+//! hostile: bounded in number and size, and believed only as far as a program's output would be.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::time::Duration;
+
+use crate::wire::{
+    self, FileChunk, FileReply, FileRequest, FileType,
+    file_reply::{Done, Kind as Reply},
+    file_request::{self, Kind as Request},
+};
+
+use super::exec::{Cause, Control, Exec, Output};
+use super::{Error, Sandbox};
+
+/// How long one call may take.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Most bytes that one read may return (guest.proto).
+const MAX_READ: usize = 64 << 20;
+/// Most entries or matches of one call.
+const MAX_RESULTS: usize = 100_000;
+
+/// The files of a sandbox. Paths are bytes, absolute or relative to the default working directory.
+#[derive(Debug, Clone, Copy)]
+pub struct Files<'a> {
+    sandbox: &'a Sandbox,
+}
+
+/// What kind of thing a name stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Regular,
+    Directory,
+    Symlink,
+    /// FIFO, socket or device.
+    Other,
+}
+
+/// One file, as its name says; a symbolic link is not followed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// As asked for, or below the listed directory.
+    pub path: Vec<u8>,
+    pub kind: Kind,
+    pub size: u64,
+    /// Permission bits, 0..=0o7777.
+    pub mode: u32,
+    /// Nanoseconds since the Unix epoch.
+    pub modified_ns: i64,
+    pub link_target: Option<Vec<u8>>,
+}
+
+/// A part of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Content {
+    pub bytes: Vec<u8>,
+    /// Size of the whole file.
+    pub total_bytes: u64,
+    /// There is more after `bytes`.
+    pub truncated: bool,
+}
+
+/// Which part of a file is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Range {
+    pub offset: u64,
+    /// `None` = to the end; never more than 64 MiB in one call.
+    pub length: Option<u64>,
+}
+
+/// Entries of a tree, each directory before what it holds, siblings by name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listing {
+    pub entries: Vec<Entry>,
+    pub truncated: bool,
+}
+
+/// What to look for.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Search {
+    /// A directory, or one file.
+    pub path: Vec<u8>,
+    /// In the syntax of crate `regex`.
+    pub pattern: String,
+    /// Which files; one without a slash is for names at any depth. `None` = all.
+    pub glob: Option<String>,
+    pub max_matches: u32,
+}
+
+/// A line that matches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Match {
+    /// Below the searched directory.
+    pub path: Vec<u8>,
+    /// From 1.
+    pub line: u64,
+    /// Without its end, cut at 400 bytes.
+    pub text: Vec<u8>,
+}
+
+/// What a search found, in the order of a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    pub matches: Vec<Match>,
+    pub files_read: u64,
+    pub truncated: bool,
+}
+
+impl<'a> Files<'a> {
+    pub(super) fn new(sandbox: &'a Sandbox) -> Self {
+        Self { sandbox }
+    }
+
+    /// Reads a regular file.
+    pub async fn read(&self, path: impl AsRef<[u8]>, range: Range) -> Result<Content, Error> {
+        let request = file_request::Read {
+            path: path.as_ref().to_vec(),
+            offset: range.offset,
+            length: match range.length {
+                // 0 means "to the end" on the wire.
+                Some(0) => 1,
+                length => length.unwrap_or(0),
+            },
+        };
+        let mut bytes = Vec::new();
+        let done = self.call(Request::Read(request), None, |reply| match reply {
+            Reply::Data(data) if bytes.len() + data.len() <= MAX_READ => {
+                bytes.extend(data);
+                Ok(())
+            }
+            other => Err(other),
+        });
+        let done = done.await?;
+        let truncated = done.truncated || (range.length == Some(0) && !bytes.is_empty());
+        if range.length == Some(0) {
+            bytes.clear();
+        }
+        Ok(Content {
+            bytes,
+            total_bytes: done.total,
+            truncated,
+        })
+    }
+
+    /// Puts `bytes` in place of the file at `path`, whole or not at all. Parents are made. `mode` is for a new file; the
+    /// default is 0644, and an existing one keeps its own.
+    pub async fn write(&self, path: impl AsRef<[u8]>, bytes: &[u8], mode: Option<u32>) -> Result<(), Error> {
+        let request = file_request::Write {
+            path: path.as_ref().to_vec(),
+            mode: mode.unwrap_or(0),
+        };
+        self.call(Request::Write(request), Some(bytes), Err).await.map(drop)
+    }
+
+    pub async fn stat(&self, path: impl AsRef<[u8]>) -> Result<Entry, Error> {
+        let request = file_request::Stat {
+            path: path.as_ref().to_vec(),
+        };
+        let mut found = None;
+        self.call(Request::Stat(request), None, |reply| match reply {
+            Reply::Info(info) if found.is_none() => {
+                found = Some(entry(info));
+                Ok(())
+            }
+            other => Err(other),
+        })
+        .await?;
+        found.ok_or_else(|| self.lost("it told nothing of a file"))
+    }
+
+    /// Entries below `path`; depth 1 = its own.
+    pub async fn list(&self, path: impl AsRef<[u8]>, depth: u32, max_entries: u32) -> Result<Listing, Error> {
+        let request = file_request::List {
+            path: path.as_ref().to_vec(),
+            depth,
+            max_entries,
+        };
+        let mut entries = Vec::new();
+        let done = self.call(Request::List(request), None, |reply| match reply {
+            Reply::Info(info) if entries.len() < MAX_RESULTS => {
+                entries.push(entry(info));
+                Ok(())
+            }
+            other => Err(other),
+        });
+        let truncated = done.await?.truncated;
+        Ok(Listing { entries, truncated })
+    }
+
+    pub async fn search(&self, search: Search) -> Result<Found, Error> {
+        let request = file_request::Search {
+            path: search.path,
+            pattern: search.pattern,
+            glob: search.glob.unwrap_or_default(),
+            max_matches: search.max_matches,
+        };
+        let mut matches = Vec::new();
+        let done = self.call(Request::Search(request), None, |reply| match reply {
+            Reply::Match(wire::Match { path, line, text }) if matches.len() < MAX_RESULTS => {
+                matches.push(Match { path, line, text });
+                Ok(())
+            }
+            other => Err(other),
+        });
+        let done = done.await?;
+        Ok(Found {
+            matches,
+            files_read: done.total,
+            truncated: done.truncated,
+        })
+    }
+
+    /// Makes one directory.
+    pub async fn mkdir(&self, path: impl AsRef<[u8]>) -> Result<(), Error> {
+        let path = path.as_ref().to_vec();
+        let request = file_request::Mkdir { path, parents: false };
+        self.call(Request::Mkdir(request), None, Err).await.map(drop)
+    }
+
+    /// Makes a directory and its parents; fine when it is there.
+    pub async fn mkdir_all(&self, path: impl AsRef<[u8]>) -> Result<(), Error> {
+        let path = path.as_ref().to_vec();
+        let request = file_request::Mkdir { path, parents: true };
+        self.call(Request::Mkdir(request), None, Err).await.map(drop)
+    }
+
+    /// Removes a file, a symbolic link or an empty directory.
+    pub async fn remove(&self, path: impl AsRef<[u8]>) -> Result<(), Error> {
+        let path = path.as_ref().to_vec();
+        let request = file_request::Remove { path, recursive: false };
+        self.call(Request::Remove(request), None, Err).await.map(drop)
+    }
+
+    /// Removes whatever is there, with all that it holds.
+    pub async fn remove_all(&self, path: impl AsRef<[u8]>) -> Result<(), Error> {
+        let path = path.as_ref().to_vec();
+        let request = file_request::Remove { path, recursive: true };
+        self.call(Request::Remove(request), None, Err).await.map(drop)
+    }
+
+    pub async fn rename(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<(), Error> {
+        let request = file_request::Rename {
+            from: from.as_ref().to_vec(),
+            to: to.as_ref().to_vec(),
+        };
+        self.call(Request::Rename(request), None, Err).await.map(drop)
+    }
+
+    fn lost(&self, reason: impl Into<String>) -> Error {
+        Error::GuestLost {
+            sandbox: self.sandbox.id().clone(),
+            reason: reason.into(),
+        }
+    }
+
+    /// One request. `take` gets each reply before the last, and gives back one that is out of place.
+    async fn call(
+        &self,
+        request: Request,
+        content: Option<&[u8]>,
+        take: impl FnMut(Reply) -> Result<(), Reply>,
+    ) -> Result<Done, Error> {
+        let mut exec = self.sandbox.file_exec(LIMIT).await?;
+        let control = exec.control();
+        let talk = async {
+            send(control, FileRequest { kind: Some(request) }, content).await;
+            pending::<Infallible>().await
+        };
+        let answer = tokio::select! {
+            biased;
+            answer = self.answer(&mut exec, take) => answer,
+            never = talk => match never {},
+        };
+        match answer {
+            Ok(Some(done)) => {
+                // Its process is gone when this returns: a freeze or a snapshot may follow.
+                exec.ended().await;
+                Ok(done)
+            }
+            Ok(None) => Err(match exec.ended().await.cause {
+                Cause::TimedOut { .. } => Error::File {
+                    code: "timeout".to_owned(),
+                    message: format!("the file call took more than {LIMIT:?}"),
+                },
+                cause => self.lost(format!("a file call ended without an answer ({cause:?})")),
+            }),
+            Err(error @ Error::File { .. }) => {
+                exec.ended().await;
+                Err(error)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The last reply; `None` when the output ends without one.
+    async fn answer(
+        &self,
+        exec: &mut Exec,
+        mut take: impl FnMut(Reply) -> Result<(), Reply>,
+    ) -> Result<Option<Done>, Error> {
+        let mut buffer = Vec::new();
+        while let Some(output) = exec.output.recv().await {
+            match output {
+                Output::Stdout(bytes) => buffer.extend(bytes),
+                Output::Stderr(_) => continue,
+            }
+            while let Some(reply) =
+                wire::decode::<FileReply>(&mut buffer).map_err(|error| self.lost(error.to_string()))?
+            {
+                match reply.kind {
+                    Some(Reply::Done(done)) => return Ok(Some(done)),
+                    Some(Reply::Error(wire::FileError { code, message, .. })) => {
+                        return Err(Error::File { code, message });
+                    }
+                    Some(other @ (Reply::Info(_) | Reply::Data(_) | Reply::Match(_))) => {
+                        take(other).map_err(|_| self.lost("its answer to a file call was out of place"))?;
+                    }
+                    None => return Err(self.lost("it gave an empty answer to a file call")),
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Sends a request and what is to be written. A guest that takes no more has answered, or is lost: the answer tells.
+async fn send(control: Control, request: FileRequest, content: Option<&[u8]>) {
+    let mut frame = Vec::new();
+    let last = content.map(|_| FileChunk::default());
+    let chunks = content.into_iter().flat_map(|content| content.chunks(wire::CHUNK));
+    let chunks = chunks.map(|data| FileChunk { data: data.to_vec() }).chain(last);
+    if wire::encode(&request, &mut frame).is_err() {
+        // Too long to be a request: the guest sees none, and its silence is the answer.
+        frame.clear();
+    }
+    for chunk in chunks {
+        if wire::encode(&chunk, &mut frame).is_err() || control.input(&frame).await.is_err() {
+            return;
+        }
+        frame.clear();
+    }
+    if !frame.is_empty() && control.input(&frame).await.is_err() {
+        return;
+    }
+    let _ = control.close_input().await;
+}
+
+fn entry(info: wire::FileInfo) -> Entry {
+    let kind = match FileType::try_from(info.r#type) {
+        Ok(FileType::Regular) => Kind::Regular,
+        Ok(FileType::Directory) => Kind::Directory,
+        Ok(FileType::Symlink) => Kind::Symlink,
+        Ok(FileType::Other | FileType::Unspecified) | Err(_) => Kind::Other,
+    };
+    Entry {
+        path: info.path,
+        kind,
+        size: info.size,
+        mode: info.mode & 0o7777,
+        modified_ns: info.mtime_ns,
+        link_target: (kind == Kind::Symlink).then_some(info.link_target),
+    }
+}

@@ -11,6 +11,7 @@ pub mod backend;
 pub mod cgroup;
 pub mod exec;
 pub mod files;
+pub mod identity;
 pub mod image;
 pub mod reconcile;
 pub mod seccomp;
@@ -18,9 +19,10 @@ pub mod session;
 mod spec;
 
 pub use backend::{Backend, Capabilities, Handle, Owned};
-pub use exec::{Command, Ended, Exec, Output};
+pub use exec::{Captured, Cause, Command, Control, Ended, Exec, Finished, Output, Stdin};
+pub use files::Files;
 pub use session::Sandbox;
-pub use spec::{BackendName, Identity, ImageRef, Isolation, Limits, Mount, Spec, Usage};
+pub use spec::{BackendName, Identity, ImageRef, InvalidImage, Isolation, Limits, Mount, Spec, Usage};
 
 use crate::error::Kind;
 use crate::ids::SandboxId;

@@ -10,7 +10,9 @@
 //!
 //! Plain domain types only: no SQL in a signature. Calls may be cancelled; the transaction then still ends whole.
 
+mod format;
 pub mod memory;
+mod rules;
 pub mod sqlite;
 #[cfg(test)]
 pub mod suite;
@@ -192,6 +194,8 @@ pub trait Store: Send + Sync + Debug {
     async fn checkpoint(&self, run: &RunId, revision: Option<u64>) -> Result<Checkpoint, Error>;
     async fn signal(&self, run: &RunId, signal: Signal) -> Result<(), Error>;
     async fn inbox(&self, run: &RunId) -> Result<Vec<Pending>, Error>;
+    /// Removes a signal that no longer means anything; fenced like a commit.
+    async fn discard(&self, run: &RunId, fence: u64, signal: u64) -> Result<(), Error>;
     /// A number that changes when another process has written to the store; cheap to ask.
     async fn data_version(&self) -> Result<u64, Error>;
     /// Appends to the audit chain; for what no commit carries.

@@ -1,7 +1,30 @@
 //! Tools: what a model can call, how their arguments are checked, what their results look like.
 //!
 //! Owns: the registry (names, schemas, effect classes), argument checking, the result envelope and its size cap, one file
-//! a built-in tool. Must not know: runs, journals, models' wire formats. Whether a call may be made is `policy`'s to say.
+//! a built-in tool. Must not know: runs, journals, models' wire formats, sandboxes. Whether a call may be made is `policy`'s
+//! to say.
+//!
+//! One call: [`run`] → `registry` finds the tool → `arguments` checks → the tool's file acts through a [`world::World`] → a
+//! [`result::Draft`] → cut to size. What a tool does, or cannot do, is always a [`ToolResult`]; only a lost world is an error.
+
+pub mod arguments;
+pub mod capture;
+pub mod edit_file;
+pub mod finish;
+pub mod list_files;
+pub mod memory;
+pub mod path;
+pub mod read_artifact;
+pub mod read_file;
+pub mod registry;
+pub mod result;
+mod run;
+pub mod search;
+pub mod shell;
+pub mod world;
+pub mod write_file;
+
+pub use run::{Limits, run};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -56,6 +56,9 @@ pub fn decode<M: Message + Default>(buffer: &mut Vec<u8>) -> io::Result<Option<M
     Ok(Some(message))
 }
 
+/// Most bytes of stdin that the host may have sent and the guest not yet have credited.
+pub const STDIN_WINDOW: usize = 256 << 10;
+
 /// Writes one frame.
 pub fn write(to: &mut impl Write, message: &impl Message) -> io::Result<()> {
     let mut buffer = Vec::with_capacity(message.encoded_len() + 4);

@@ -3,81 +3,63 @@
 //! Owns: blobs and trees (blake3), their store on disk, snapshots of a directory, materialising a tree, diffs, archives,
 //! artifacts. Must not know: runs, sandboxes, tools. Directories that a guest could write are walked by descriptor
 //! (`openat`, `O_NOFOLLOW`), never by path.
+//!
+//! All of it hangs on one handle, [`Trees`]; each operation has a file of its own:
+//!
+//! ```text
+//!   directory ──snapshot──▶ Revision (tree + times) ──materialise──▶ fresh directory
+//!   user's dir ──import───▶      │   │   │          ──restore──────▶ the same directory, differences only
+//!   tar stream ──unarchive▶      │   │   └─archive──▶ tar stream
+//!   user's dir ◀──apply── changes┘   └─patch──▶ text that `git apply` takes
+//! ```
+//!
+//! Everything here blocks (disk, hashing); async callers go through [`Pool`].
+//!
+//! Read next: `tree.rs` for what has an identity, `times.rs` for what has none, `blobs.rs` and `batch.rs` for what is
+//! durable when, `folder.rs` for how the host touches names that it does not trust.
 
-use std::fmt;
-use std::str::FromStr;
+mod apply;
+mod archive;
+mod artifact;
+mod batch;
+mod blobs;
+mod clearing;
+mod diff;
+mod draft;
+mod error;
+mod folder;
+mod id;
+mod import;
+mod index;
+mod limits;
+mod materialise;
+mod name;
+mod patch;
+mod pool;
+mod restore;
+mod snapshot;
+#[cfg(test)]
+mod testing;
+mod times;
+mod tree;
+mod trees;
+mod unarchive;
+mod unpack;
 
-use serde::{Deserialize, Serialize};
-
-/// The address of a tree: blake3 of its canonical encoding, 64 lower-case hex digits. Equal content has an equal id.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct TreeId([u8; 32]);
-
-/// The address of a blob: blake3 of its bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct BlobId([u8; 32]);
-
-/// Text that is no content address.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no content address (64 lower-case hex digits)")]
-pub struct InvalidId(String);
-
-macro_rules! address {
-    ($name:ident) => {
-        impl $name {
-            pub const fn from_bytes(bytes: [u8; 32]) -> Self {
-                Self(bytes)
-            }
-
-            pub const fn as_bytes(&self) -> &[u8; 32] {
-                &self.0
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-            }
-        }
-
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Display::fmt(self, f)
-            }
-        }
-
-        impl FromStr for $name {
-            type Err = InvalidId;
-
-            fn from_str(text: &str) -> Result<Self, InvalidId> {
-                let invalid = || InvalidId(text.to_owned());
-                if text.len() != 64 || !text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-                    return Err(invalid());
-                }
-                let mut bytes = [0; 32];
-                for (n, byte) in bytes.iter_mut().enumerate() {
-                    *byte = u8::from_str_radix(&text[2 * n..2 * n + 2], 16).map_err(|_| invalid())?;
-                }
-                Ok(Self(bytes))
-            }
-        }
-
-        impl TryFrom<String> for $name {
-            type Error = InvalidId;
-
-            fn try_from(text: String) -> Result<Self, InvalidId> {
-                text.parse()
-            }
-        }
-
-        impl From<$name> for String {
-            fn from(id: $name) -> String {
-                id.to_string()
-            }
-        }
-    };
-}
-address!(TreeId);
-address!(BlobId);
+pub use apply::{Applied, Conflict, Reason};
+pub use batch::Batch;
+pub use blobs::{Blobs, Reader};
+pub use diff::{Change, ChangeKind};
+pub use error::Error;
+pub use folder::Folder;
+pub use id::{BlobId, InvalidId, TreeId};
+pub use index::Index;
+pub use limits::Limits;
+pub use materialise::Owner;
+pub use name::{InvalidName, Name};
+pub use patch::{Patch, PatchLimits, Unshown};
+pub use pool::{Pool, pack};
+pub use snapshot::{MOST_NAMED, Report, Skipped, Snapshot, SpecialFile};
+pub use tree::{Entry, Node, Tree};
+pub use trees::{Revision, Trees};
+pub use unarchive::Refusal;

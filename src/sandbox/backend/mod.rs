@@ -11,9 +11,13 @@
 
 pub mod docker;
 pub mod fake;
+pub mod guest_file;
 pub mod oci;
+mod set;
 #[cfg(test)]
 pub mod suite;
+
+pub use set::Backends;
 
 use std::fmt::Debug;
 use std::time::Duration;

@@ -1,0 +1,79 @@
+//! The one place that turns a domain error into a `tonic::Status`: code, message and an ErrorInfo with a stable reason.
+#![warn(clippy::wildcard_enum_match_arm)]
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+
+use crate::error::{self, Kind};
+use crate::run;
+
+const DOMAIN: &str = "exuvia";
+
+/// The status that stands for `error`. Internal errors are logged under an id and told by that id alone.
+pub fn of(error: &run::Error) -> Status {
+    make(error.kind(), error.reason(), error::chain(error))
+}
+
+/// The status of a request that makes no sense.
+pub fn invalid(message: impl Into<String>) -> Status {
+    make(Kind::Invalid, "INVALID", message.into())
+}
+
+fn make(kind: Kind, reason: &str, message: String) -> Status {
+    let mut metadata = HashMap::new();
+    let message = match kind {
+        Kind::Internal => {
+            let id = crate::ids::TraceId::random().to_string();
+            tracing::error!(%id, error = message, "internal error");
+            metadata.insert("id".to_owned(), id.clone());
+            format!("internal error {id}: see the server's log")
+        }
+        Kind::Invalid
+        | Kind::Denied
+        | Kind::NotFound
+        | Kind::Exists
+        | Kind::WrongState
+        | Kind::Conflict
+        | Kind::Exhausted
+        | Kind::Deadline
+        | Kind::Unavailable => message,
+    };
+    let mut details = ErrorDetails::with_error_info(reason, DOMAIN, metadata);
+    if kind.is_retryable() {
+        details.set_retry_info(Some(Duration::from_secs(1)));
+    }
+    Status::with_error_details(code(kind), message, details)
+}
+
+fn code(kind: Kind) -> Code {
+    match kind {
+        Kind::Invalid => Code::InvalidArgument,
+        Kind::Denied => Code::PermissionDenied,
+        Kind::NotFound => Code::NotFound,
+        Kind::Exists => Code::AlreadyExists,
+        Kind::WrongState => Code::FailedPrecondition,
+        Kind::Conflict => Code::Aborted,
+        Kind::Exhausted => Code::ResourceExhausted,
+        Kind::Deadline => Code::DeadlineExceeded,
+        Kind::Unavailable => Code::Unavailable,
+        Kind::Internal => Code::Internal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_carries_a_stable_reason_and_an_internal_one_hides_its_text() {
+        let status = of(&run::Error::NoApproval("any".into()));
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        assert_eq!(status.get_details_error_info().unwrap().reason, "NO_OPEN_APPROVAL");
+        let status = of(&run::Error::Broke("secret detail".into()));
+        assert_eq!(status.code(), Code::Internal);
+        assert!(!status.message().contains("secret detail"), "{}", status.message());
+    }
+}

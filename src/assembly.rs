@@ -1,0 +1,219 @@
+//! Puts the parts of a service together over one data directory, and guards that directory.
+//!
+//! ```text
+//! DATA/exuvia.db       store        DATA/blobs/      trees, blobs, artifacts     DATA/sandboxes/  live sandboxes
+//! DATA/audit/          log, heads   DATA/work/       working directories         DATA/keys/       audit signing key
+//! DATA/server.lock     one server at a time; embedded runs share the directory with it
+//! ```
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::audit::Mirror;
+use crate::chaos::KillAt;
+use crate::clock::{Clock, System};
+use crate::error::Kind;
+use crate::run::{self, Service, Shop, bench};
+use crate::sandbox::backend::Backends;
+use crate::sandbox::{self, BackendName, reconcile};
+use crate::store::{self, sqlite::Sqlite};
+use crate::workspace::{self, Pool, Trees};
+
+/// What a service is made with.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub data_dir: PathBuf,
+    /// Runs driven side by side.
+    pub parallel_runs: usize,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot use the data directory `{path}`")]
+    DataDir {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the data directory `{path}` belongs to uid {owner}, not to this user")]
+    Foreign { path: PathBuf, owner: u32 },
+    #[error("the data directory `{path}` is in use by another server ({holder})")]
+    InUse { path: PathBuf, holder: String },
+    #[error("EXUVIA_KILL_AT: {0}")]
+    KillAt(String),
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    #[error(transparent)]
+    Sandbox(#[from] sandbox::Error),
+    #[error(transparent)]
+    Workspace(#[from] workspace::Error),
+    #[error(transparent)]
+    Audit(#[from] crate::audit::Error),
+    #[error(transparent)]
+    Run(#[from] run::Error),
+    #[error(transparent)]
+    Bench(#[from] bench::Error),
+}
+
+impl Error {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::DataDir { .. } | Self::KillAt(_) => Kind::Invalid,
+            Self::Foreign { .. } => Kind::Denied,
+            Self::InUse { .. } => Kind::WrongState,
+            Self::Store(error) => error.kind(),
+            Self::Sandbox(error) => error.kind(),
+            Self::Workspace(error) => error.kind(),
+            Self::Audit(error) => error.kind(),
+            Self::Run(error) => error.kind(),
+            Self::Bench(error) => error.kind(),
+        }
+    }
+}
+
+/// The parts that sandboxes alone need: no run is driven with these.
+#[derive(Debug, Clone)]
+pub struct Parts {
+    data_dir: PathBuf,
+    pub store: Arc<dyn store::Store>,
+    pub mirror: Arc<Mirror>,
+    pub backends: Backends,
+    pub clock: Arc<dyn Clock>,
+}
+
+impl Parts {
+    /// Opens the data directory, making it where it is missing.
+    pub async fn open(data_dir: &Path) -> Result<Self, Error> {
+        secure_dir(data_dir)?;
+        let clock: Arc<dyn Clock> = Arc::new(System);
+        let store = Arc::new(Sqlite::open(data_dir, Arc::clone(&clock))?);
+        let launcher = std::env::current_exe().map_err(|source| data_dir_error(data_dir, source))?;
+        let backends = Backends::new(data_dir, launcher);
+        let mirror = Arc::new(Mirror::open(data_dir, Arc::clone(&clock))?);
+        Ok(Self {
+            data_dir: data_dir.to_owned(),
+            store,
+            mirror,
+            backends,
+            clock,
+        })
+    }
+
+    /// Removes what dead processes left (promise 7): sandboxes, and working directories of runs that nobody drives.
+    pub async fn reap(&self, backends: &[BackendName]) -> Vec<crate::ids::SandboxId> {
+        let mut gone = Vec::new();
+        for name in backends {
+            let reaped = async { reconcile::reap(self.backends.get(*name).await?.as_ref()).await };
+            match reaped.await {
+                Ok(ids) => gone.extend(ids),
+                // An engine that is not there holds nothing that could be removed now.
+                Err(error) => tracing::debug!(error = %crate::error::chain(&error), "nothing reaped"),
+            }
+        }
+        if let Err(error) = bench::sweep(&self.data_dir) {
+            tracing::warn!(%error, "working directories not swept");
+        }
+        gone
+    }
+}
+
+/// Opens everything and makes a service that drives nothing yet.
+pub async fn open(config: &Config) -> Result<(Service, Parts), Error> {
+    let parts = Parts::open(&config.data_dir).await?;
+    let pool = Pool::new(Trees::open(&config.data_dir)?);
+    let shop = Shop {
+        store: Arc::clone(&parts.store),
+        benches: bench::Maker::new(
+            &config.data_dir,
+            pool.clone(),
+            parts.backends.clone(),
+            Arc::clone(&parts.clock),
+            Arc::clone(&parts.store),
+        )?,
+        clock: Arc::clone(&parts.clock),
+        hub: run::hub::Hub::default(),
+        host: nix::unistd::gethostname()
+            .ok()
+            .and_then(|name| name.into_string().ok())
+            .unwrap_or_default(),
+        kill_at: KillAt::from_env().map_err(Error::KillAt)?,
+    };
+    let (data_dir, mirror) = (config.data_dir.clone(), parts.mirror.clone());
+    let service = Service::new(Arc::new(shop), pool, mirror, data_dir, config.parallel_runs)?;
+    Ok((service, parts))
+}
+
+/// Holds a data directory for one server; released with the process, however it ends.
+#[derive(Debug)]
+pub struct ServerLock {
+    file: File,
+}
+
+impl ServerLock {
+    /// # Errors
+    /// [`Error::InUse`], naming the holder, when another server has it.
+    pub fn take(data_dir: &Path) -> Result<Self, Error> {
+        secure_dir(data_dir)?;
+        let fail = |source| data_dir_error(data_dir, source);
+        let path = data_dir.join("server.lock");
+        let mut file = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)
+            .map_err(fail)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self { file }),
+            Err(fs::TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                file.read_to_string(&mut holder).map_err(fail)?;
+                Err(Error::InUse {
+                    path: data_dir.to_owned(),
+                    holder: holder.trim().to_owned(),
+                })
+            }
+            Err(fs::TryLockError::Error(source)) => Err(fail(source)),
+        }
+    }
+
+    /// Writes down who holds it, for whoever is refused.
+    pub fn describe(&mut self, address: SocketAddr) -> io::Result<()> {
+        self.file.set_len(0)?;
+        self.file.rewind()?;
+        writeln!(self.file, "pid {}, listening on {address}", std::process::id())
+    }
+}
+
+/// A directory of ours: made 0700 where it is missing, refused when it is somebody else's.
+fn secure_dir(path: &Path) -> Result<(), Error> {
+    let fail = |source| data_dir_error(path, source);
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(fail)?;
+    let metadata = fs::metadata(path).map_err(fail)?;
+    if metadata.uid() != nix::unistd::geteuid().as_raw() {
+        return Err(Error::Foreign {
+            path: path.to_owned(),
+            owner: metadata.uid(),
+        });
+    }
+    if metadata.permissions().mode() & 0o077 != 0 {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(fail)?;
+    }
+    Ok(())
+}
+
+fn data_dir_error(path: &Path, source: io::Error) -> Error {
+    Error::DataDir {
+        path: path.to_owned(),
+        source,
+    }
+}

@@ -1,0 +1,226 @@
+//! What the kernel and the machine offer.
+
+use std::fs;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::{Finding, State};
+use crate::sandbox::backend::oci::{self, Oci};
+use crate::sandbox::cgroup::{Controller, Hierarchies, Version};
+use crate::sandbox::{Backend, ImageRef, Isolation, Limits, Spec, seccomp};
+
+/// What every sandbox of the `oci` backend stands on.
+pub(super) fn host() -> Vec<Finding> {
+    let mut findings = vec![privilege(), user_namespaces()];
+    findings.extend(control_groups());
+    findings.extend([
+        system_call_filter(),
+        file_system("overlay", State::Weak),
+        file_system("tmpfs", State::Missing),
+    ]);
+    findings
+}
+
+fn privilege() -> Finding {
+    let root = nix::unistd::geteuid().is_root();
+    let state = if root { State::Ok } else { State::Missing };
+    let detail = if root { "root" } else { "not root" };
+    Finding::new(
+        "privilege",
+        state,
+        detail,
+        "run as root; the `oci` backend has no rootless mode yet",
+    )
+}
+
+fn user_namespaces() -> Finding {
+    let limit = read("/proc/sys/user/max_user_namespaces").and_then(|text| text.parse::<u64>().ok());
+    let (state, detail) = match limit {
+        Some(0) => (State::Missing, "forbidden: user.max_user_namespaces is 0".to_owned()),
+        Some(limit) => (State::Ok, format!("up to {limit}")),
+        None => (State::Missing, "not in this kernel".to_owned()),
+    };
+    Finding::new(
+        "user namespaces",
+        state,
+        detail,
+        "sysctl -w user.max_user_namespaces=65536",
+    )
+}
+
+fn control_groups() -> Vec<Finding> {
+    let hierarchies = match Hierarchies::detect() {
+        Ok(hierarchies) => hierarchies,
+        Err(error) => {
+            let remedy = "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1), or mount the controllers named";
+            return vec![Finding::new(
+                "control groups",
+                State::Missing,
+                crate::error::chain(&error),
+                remedy,
+            )];
+        }
+    };
+    let version = match hierarchies.version() {
+        Version::V1 => "version 1",
+        Version::V2 => "version 2",
+    };
+    let mut findings = vec![Finding::new("control groups", State::Ok, version, "")];
+    for (controller, root) in hierarchies.roots() {
+        let name = match controller {
+            Controller::Memory => "control group memory",
+            Controller::Pids => "control group pids",
+            Controller::Cpu => "control group cpu",
+            Controller::Cpuacct => "control group cpuacct",
+            Controller::Freezer => "control group freezer",
+            Controller::Devices => "control group devices",
+        };
+        let writable = nix::unistd::access(root, nix::unistd::AccessFlags::W_OK).is_ok();
+        let state = if writable { State::Ok } else { State::Missing };
+        let detail = format!("{}{}", root.display(), if writable { "" } else { ", read-only" });
+        findings.push(Finding::new(
+            name,
+            state,
+            detail,
+            "give the service write access to the control groups",
+        ));
+    }
+    if hierarchies.version() == Version::V2 {
+        let detail =
+            "version 2 has no device controller without BPF: user namespaces and `nodev` alone keep devices out";
+        findings.push(Finding::new(
+            "control group devices",
+            State::Weak,
+            detail,
+            "none needed with the default policy",
+        ));
+    }
+    findings
+}
+
+fn system_call_filter() -> Finding {
+    let actions = read("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
+    let kernel = ["kill_process", "errno", "allow"]
+        .iter()
+        .all(|action| actions.split(' ').any(|a| a == *action));
+    let compiled = seccomp::compile(seccomp::DEFAULT);
+    let (state, detail) = match compiled {
+        Ok(program) if kernel => (State::Ok, format!("{} instructions", program.len() / 8)),
+        Ok(_) => (State::Missing, "this kernel lacks the actions needed".to_owned()),
+        Err(error) => (State::Missing, crate::error::chain(&error)),
+    };
+    Finding::new(
+        "system-call filter",
+        state,
+        detail,
+        "use a kernel with CONFIG_SECCOMP_FILTER on x86-64",
+    )
+}
+
+fn file_system(name: &'static str, otherwise: State) -> Finding {
+    let known = read("/proc/filesystems").unwrap_or_default();
+    let found = known.lines().any(|line| line.split_whitespace().last() == Some(name));
+    let state = if found { State::Ok } else { otherwise };
+    let detail = if found {
+        "in this kernel"
+    } else {
+        "not in this kernel, or its module is not loaded"
+    };
+    let remedy = "modprobe overlay; without it only the `host` image works";
+    Finding::new(name, state, detail, remedy)
+}
+
+/// The proof of all the others: really makes a sandbox, with its user namespace and its loopback, and destroys it.
+pub(super) async fn sandbox(data_dir: &Path, program: Option<PathBuf>) -> Finding {
+    const NAME: &str = "a sandbox, really made";
+    let remedy = "see the lines above; then this message";
+    let Some(program) = program else {
+        return Finding::new(NAME, State::Missing, "the program's own file is not known", remedy);
+    };
+    match try_one(data_dir, program).await {
+        Ok(detail) => Finding::new(NAME, State::Ok, detail, remedy),
+        Err(error) => Finding::new(NAME, State::Missing, crate::error::chain(&error), remedy),
+    }
+}
+
+async fn try_one(data_dir: &Path, program: PathBuf) -> Result<String, crate::sandbox::Error> {
+    let backend = Oci::new(data_dir, program)?;
+    let identity = oci::allocate(data_dir)?;
+    let spec = Spec {
+        id: crate::ids::SandboxId::random(),
+        image: ImageRef::Host,
+        isolation: Isolation::Container,
+        limits: Limits::default(),
+        identity,
+        workspace: None,
+        mounts: Vec::new(),
+        labels: std::collections::BTreeMap::new(),
+    };
+    let created = backend.create(&spec).await;
+    if created.is_err() {
+        oci::release(data_dir, identity);
+    }
+    let started = match &created {
+        Ok(handle) => backend.start(handle).await,
+        Err(_) => Ok(()),
+    };
+    backend.destroy(&spec.id).await?;
+    created?;
+    started?;
+    Ok(format!(
+        "user ids {} to {}, loopback only",
+        identity.base,
+        identity.base + crate::sandbox::Identity::RANGE - 1
+    ))
+}
+
+/// What other backends and stronger isolation would need.
+pub(super) fn others() -> Vec<Finding> {
+    vec![gvisor(), docker(), kvm()]
+}
+
+fn gvisor() -> Finding {
+    let remedy = "install runsc where policies ask for isolation `gvisor`";
+    let version = Command::new("runsc")
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output();
+    match version {
+        Ok(output) if output.status.success() => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            let first = text.lines().next().unwrap_or_default().trim().to_owned();
+            let detail = format!("{first}; the `oci` backend does not use it, `docker` may");
+            Finding::new("gVisor", State::Ok, detail, remedy)
+        }
+        Ok(_) | Err(_) => Finding::new("gVisor", State::Absent, "no working runsc on the PATH", remedy),
+    }
+}
+
+fn docker() -> Finding {
+    let socket = Path::new("/var/run/docker.sock");
+    let found = fs::metadata(socket).is_ok_and(|found| found.file_type().is_socket());
+    let (state, detail) = if found {
+        (
+            State::Ok,
+            format!("{}: whoever may use it is root here", socket.display()),
+        )
+    } else {
+        (State::Absent, "no socket".to_owned())
+    };
+    Finding::new("Docker engine", state, detail, "only the `docker` backend needs it")
+}
+
+fn kvm() -> Finding {
+    let found = fs::File::options().read(true).write(true).open("/dev/kvm");
+    let (state, detail) = match found {
+        Ok(_) => (State::Ok, "/dev/kvm opens".to_owned()),
+        Err(error) => (State::Absent, format!("/dev/kvm: {error}")),
+    };
+    Finding::new("KVM", state, detail, "no backend uses it yet")
+}
+
+pub(super) fn read(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}

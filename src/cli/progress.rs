@@ -1,0 +1,101 @@
+//! Progress of a run on stderr: a spinner on a terminal, plain lines elsewhere.
+
+use std::collections::HashMap;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::report::clean;
+use crate::api::{convert, proto};
+
+/// Shows events as they come.
+#[derive(Debug)]
+pub struct Progress {
+    spinner: Option<ProgressBar>,
+    tools: HashMap<u32, String>,
+}
+
+impl Progress {
+    pub fn new() -> Self {
+        let spinner = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new_spinner();
+            bar.set_style(ProgressStyle::with_template("{spinner} {elapsed} {wide_msg}").expect("a fixed template"));
+            bar.enable_steady_tick(Duration::from_millis(120));
+            bar
+        });
+        Self {
+            spinner,
+            tools: HashMap::new(),
+        }
+    }
+
+    /// One event, as one line at most.
+    pub fn event(&mut self, event: &proto::Event) {
+        use proto::event::Kind;
+        let line = match &event.kind {
+            Some(Kind::ModelReplied(reply)) => {
+                self.tools
+                    .extend(reply.calls.iter().map(|call| (call.step, call.tool.clone())));
+                let calls: Vec<&str> = reply.calls.iter().map(|call| call.tool.as_str()).collect();
+                Some(format!(
+                    "step {}: the model answered; calls: {}",
+                    reply.step,
+                    or_dash(&calls.join(", "))
+                ))
+            }
+            Some(Kind::ModelFailed(failed)) => {
+                let why = failed.fault.as_ref().map_or("", |fault| &fault.message);
+                Some(format!(
+                    "step {}: model call {} failed: {why}",
+                    failed.step, failed.attempt
+                ))
+            }
+            Some(Kind::ToolFinished(done)) => Some(format!("step {}: {} done", done.step, self.tool(done.step))),
+            Some(Kind::ToolRefused(refused)) => Some(format!(
+                "step {}: {} refused by rule `{}`",
+                refused.step,
+                self.tool(refused.step),
+                refused.rule
+            )),
+            Some(Kind::ApprovalRequested(ask)) => Some(format!(
+                "step {}: {} waits for approval (rule `{}`)",
+                ask.step,
+                self.tool(ask.step),
+                ask.rule
+            )),
+            Some(Kind::ToolLost(lost) | Kind::CheckLost(lost)) => {
+                let why = lost.fault.as_ref().map_or("", |fault| &fault.message);
+                Some(format!("step {}: sandbox lost: {why}", lost.step))
+            }
+            Some(Kind::CheckFinished(done)) => Some(format!(
+                "completion check {}",
+                if done.passed { "passed" } else { "failed" }
+            )),
+            Some(Kind::Ended(_)) => Some(convert::state_name(event.state()).to_owned()),
+            _ => None,
+        };
+        let line = line.map(|line| clean(&line).replace('\n', " "));
+        match (&self.spinner, line) {
+            (Some(spinner), Some(line)) => spinner.set_message(line),
+            (Some(spinner), None) => spinner.set_message(convert::state_name(event.state())),
+            (None, Some(line)) => eprintln!("{line}"),
+            (None, None) => {}
+        }
+    }
+
+    /// Takes the spinner off the screen.
+    pub fn done(&self) {
+        if let Some(spinner) = &self.spinner {
+            spinner.finish_and_clear();
+        }
+    }
+
+    fn tool(&self, step: u32) -> &str {
+        self.tools.get(&step).map_or("call", String::as_str)
+    }
+}
+
+fn or_dash(text: &str) -> &str {
+    if text.is_empty() { "-" } else { text }
+}

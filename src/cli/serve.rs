@@ -1,0 +1,73 @@
+//! `exuvia serve`: the gRPC server.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{Context, Error, Exit};
+use crate::api::server;
+use crate::assembly::{self, Config, ServerLock};
+use crate::error::Kind;
+use crate::sandbox::BackendName;
+
+/// How long running steps may take to stop.
+const DRAIN: Duration = Duration::from_secs(20);
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Loopback address to listen on; port 0 lets the kernel choose.
+    #[arg(long, default_value = "127.0.0.1:7070", env = "EXUVIA_LISTEN")]
+    listen: SocketAddr,
+    /// Runs driven side by side; more wait as QUEUED.
+    #[arg(long, default_value_t = 8, value_name = "N")]
+    parallel_runs: usize,
+}
+
+pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
+    // Address and directory first: when one is taken, nothing has been touched.
+    let listener = server::bind(args.listen).await.map_err(|error| {
+        Error::of(error.kind(), &error).hint("choose another with --listen 127.0.0.1:PORT (0 = any free one)")
+    })?;
+    let address = listener
+        .local_addr()
+        .map_err(|error| Error::of(Kind::Internal, &error))?;
+    let mut lock = ServerLock::take(&context.data_dir)
+        .map_err(|error| Error::of(error.kind(), &error).hint("use that server, or give another --data-dir"))?;
+    lock.describe(address)
+        .map_err(|error| Error::of(Kind::Internal, &error))?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(|error| Error::of(Kind::Internal, &error))?;
+    let config = Config {
+        data_dir: context.data_dir.clone(),
+        parallel_runs: args.parallel_runs,
+    };
+    let (service, parts) = assembly::open(&config).await?;
+    let reaped = parts.reap(&[BackendName::Oci, BackendName::Docker]).await;
+    let resumed = service.recover().await?;
+    let text = format!(
+        "listening on {address}; data in {}; resumed {} runs, removed {} stray sandboxes",
+        context.data_dir.display(),
+        resumed.len(),
+        reaped.len()
+    );
+    context.finish(
+        &json!({ "listening": address.to_string(), "data_dir": context.data_dir, "resumed": resumed, "reaped": reaped }),
+        &text,
+    );
+    let stop = service.stopping();
+    let serving = server::serve(service.clone(), listener, stop.clone());
+    tokio::pin!(serving);
+    let ended = tokio::select! {
+        result = &mut serving => result,
+        _ = terminate.recv() => Ok(()),
+        _ = tokio::signal::ctrl_c() => Ok(()),
+    };
+    stop.cancel();
+    let still = service.shut_down(DRAIN).await;
+    if !still.is_empty() {
+        tracing::warn!(?still, "did not stop in time; their runs go on at the next start");
+    }
+    ended.map_err(|error| Error::of(error.kind(), &error))?;
+    Ok(Exit::Ok)
+}

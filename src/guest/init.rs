@@ -1,0 +1,187 @@
+//! PID 1: accepts connections, forks a shim for each, reaps.
+//!
+//! It reads no frame and keeps no state but the pids of its shims, so that nothing a connection carries can end it.
+
+use std::collections::HashSet;
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::{env, fs};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::socket::{SockFlag, accept4};
+use nix::sys::stat::{Mode, umask};
+use nix::unistd::{ForkResult, Pid};
+
+use super::sys::{self, Reaped};
+use super::{Source, shim, tree};
+use crate::wire;
+
+/// CAP_KILL, CAP_SETGID, CAP_SETUID: to become the program's user, and to end it.
+const KEPT_CAPABILITIES: u64 = 1 << 5 | 1 << 6 | 1 << 7;
+
+/// Serves connections from `source` until SIGTERM.
+pub fn run(source: Source) -> io::Result<()> {
+    prctl::set_dumpable(false)?;
+    let source = harden(source)?;
+    // A tree is found over /proc; without it no end of an exec could be promised.
+    fs::metadata("/proc/self/stat").map_err(|error| io::Error::other(format!("/proc is not mounted: {error}")))?;
+    let signals = signals()?;
+    match source {
+        Opened::Connected(connection) => shim::run(connection, &signals),
+        Opened::Listening(listener) => Init {
+            listener,
+            signals,
+            shims: HashSet::new(),
+        }
+        .serve(),
+    }
+}
+
+enum Opened {
+    Listening(OwnedFd),
+    Connected(UnixStream),
+}
+
+/// Leaves this process with one descriptor, three capabilities and nothing that a program could inherit.
+fn harden(source: Source) -> io::Result<Opened> {
+    env::set_current_dir("/")?;
+    let keep = |fd: RawFd| -> io::Result<OwnedFd> {
+        let owned = sys::adopt(fd)?;
+        sys::close_range(3, fd as u32 - 1, false)?;
+        sys::close_range(fd + 1, u32::MAX, false)?;
+        fcntl(&owned, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+        Ok(owned)
+    };
+    let opened = match source {
+        Source::ListenFd(fd) => Opened::Listening(keep(fd)?),
+        Source::ConnectFd(fd) => Opened::Connected(keep(fd)?.into()),
+        Source::ListenPath(path) => {
+            sys::close_range(3, u32::MAX, false)?;
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+            umask(Mode::from_bits_truncate(0o177));
+            Opened::Listening(UnixListener::bind(&path)?.into())
+        }
+    };
+    if let Opened::Listening(listener) = &opened {
+        fcntl(listener, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    }
+    umask(Mode::from_bits_truncate(0o022));
+    sys::drop_bounding_set();
+    sys::limit_capabilities(KEPT_CAPABILITIES)?;
+    Ok(opened)
+}
+
+fn signals() -> io::Result<SignalFd> {
+    let mut mask = SigSet::empty();
+    mask.add(Signal::SIGCHLD);
+    mask.add(Signal::SIGTERM);
+    mask.add(Signal::SIGINT);
+    mask.thread_block()?;
+    Ok(SignalFd::with_flags(
+        &mask,
+        SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK,
+    )?)
+}
+
+struct Init {
+    listener: OwnedFd,
+    signals: SignalFd,
+    shims: HashSet<Pid>,
+}
+
+impl Init {
+    fn serve(mut self) -> io::Result<()> {
+        loop {
+            let mut fds = [
+                PollFd::new(self.listener.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+            ];
+            match poll(&mut fds, PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(true);
+            let (connected, signalled) = (ready(&fds[0]), ready(&fds[1]));
+            if signalled && self.asked_to_end() {
+                self.end();
+                return Ok(());
+            }
+            if connected {
+                self.accept()?;
+            }
+        }
+    }
+
+    /// Takes all pending signals.
+    fn asked_to_end(&mut self) -> bool {
+        let mut end = false;
+        while let Ok(Some(info)) = self.signals.read_signal() {
+            end |= info.ssi_signo != Signal::SIGCHLD as u32;
+        }
+        self.reap();
+        end
+    }
+
+    fn reap(&mut self) {
+        let mut lost_shim = false;
+        tree::reap_ended(|Reaped { pid, status, .. }| lost_shim |= self.shims.remove(&pid) && status != 0);
+        if lost_shim {
+            // A shim that did not end by itself left its tree to us.
+            tree::kill_strays(&self.shims);
+        }
+    }
+
+    fn accept(&mut self) -> io::Result<()> {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let connection = match accept4(self.listener.as_fd(), flags) {
+            Ok(connection) => UnixStream::from(connection),
+            // Gone again, or out of some resource: the others go on.
+            Err(Errno::EAGAIN | Errno::EINTR | Errno::ECONNABORTED | Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => {
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        match sys::fork() {
+            Ok(ForkResult::Child) => {
+                let result = shim::run(connection, &self.signals);
+                sys::exit(i32::from(result.is_err()))
+            }
+            Ok(ForkResult::Parent { child }) => {
+                self.shims.insert(child);
+            }
+            Err(errno) => refuse(connection, errno),
+        }
+        Ok(())
+    }
+
+    /// Asks everything to end, and waits for that; whoever sent SIGTERM kills this process when it takes too long.
+    fn end(&mut self) {
+        let _ = nix::sys::signal::kill(Pid::from_raw(-1), Signal::SIGTERM);
+        while let Ok(Some(_)) = sys::reap(sys::Wait::UntilOneEnds) {}
+    }
+}
+
+/// Says that no process could be made. Best effort: the peer must not be able to hold init up.
+fn refuse(mut connection: UnixStream, errno: Errno) {
+    let fault = wire::Fault {
+        code: "limit".to_owned(),
+        message: format!("the sandbox can have no further process: {errno}"),
+        errno: errno as i32,
+    };
+    let event = wire::Event {
+        kind: Some(wire::event::Kind::Fault(fault)),
+    };
+    let mut frame = Vec::new();
+    if wire::encode(&event, &mut frame).is_ok() && connection.set_nonblocking(true).is_ok() {
+        let _ = connection.write(&frame);
+    }
+}

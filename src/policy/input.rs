@@ -1,0 +1,193 @@
+//! A policy file as it is written. The notes here are the descriptions of the published schema.
+//!
+//! Nothing here is trusted: `schema.rs` checks shape and plain ranges, `check/` all the rest. Every field is optional to
+//! serde, so that one missing or wrong field does not hide the problems of the others; the schema says what is required.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::Verdict;
+use crate::sandbox::{BackendName, Isolation};
+
+/// What a run may do: its walls, its limits, its tools. Anything that is not named here is denied.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(title = "Exuvia policy")]
+pub struct Input {
+    /// Version of this format.
+    #[schemars(required, extend("const" = 1))]
+    pub format_version: Option<u32>,
+    /// Lower-case letters, digits and dashes. A file in the data directory is called `NAME.toml`.
+    #[schemars(required, regex(pattern = r"^[a-z0-9][a-z0-9-]{0,62}$"))]
+    pub name: Option<String>,
+    /// What it is for, in a sentence. Not part of the hash.
+    #[schemars(length(max = 1000))]
+    pub description: Option<String>,
+    /// The policy that this one narrows: a name, or a path relative to this file. What is not written here is as there;
+    /// nothing can be wider than there.
+    #[schemars(length(min = 1))]
+    pub extends: Option<String>,
+    /// The weakest wall that will do. A host that cannot give it refuses the run. Default: `container`.
+    pub isolation: Option<Isolation>,
+    /// The only backend that may make the sandbox. Default: any that can give the isolation.
+    pub backend: Option<BackendName>,
+    /// The root file system: `host` (a read-only view of the host's own `/usr`), `rootfs:/DIR`, `tar:/FILE` or
+    /// `docker:NAME`. Default: `host`.
+    pub image: Option<String>,
+    /// The system-call filter. There is one. Default: `default`.
+    pub seccomp: Option<Seccomp>,
+    #[serde(default)]
+    pub limits: LimitsInput,
+    #[serde(default)]
+    pub network: NetworkInput,
+    #[serde(default)]
+    pub tools: ToolsInput,
+    #[serde(default)]
+    pub budgets: BudgetsInput,
+    /// Host directories and files that the sandbox sees, read-only, beside its workspace. Default: none.
+    #[schemars(length(max = 64))]
+    pub mounts: Option<Vec<MountInput>>,
+    #[serde(default)]
+    pub approvals: ApprovalsInput,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Seccomp {
+    Default,
+}
+
+/// Caps for the sandbox as a whole, enforced by the kernel.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LimitsInput {
+    /// Processors' worth of time, `0.5` is half of one. Default: 1.
+    #[schemars(range(min = 0.05, max = 256))]
+    pub cpus: Option<f64>,
+    /// Main memory, 16MiB to 4TiB. Default: `1GiB`.
+    pub memory: Option<String>,
+    /// Swap beyond memory, up to 4TiB. Default: `0`, none.
+    pub swap: Option<String>,
+    /// Processes and threads. Default: 256.
+    #[schemars(range(min = 8, max = 65536))]
+    pub pids: Option<u32>,
+    /// Open files of one process. Default: 4096.
+    #[schemars(range(min = 64, max = 1048576))]
+    pub open_files: Option<u64>,
+    /// Size of `/tmp`, which is memory. 1MiB to 1TiB. Default: `256MiB`.
+    pub tmp: Option<String>,
+    /// Largest single file that can be written, 1MiB to 16TiB. Default: `2GiB`.
+    pub file_size: Option<String>,
+    /// Life of the sandbox, 1s to 7 days. Default: `1h`.
+    pub wall_time: Option<String>,
+}
+
+/// What the sandbox can reach.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkInput {
+    /// `none`: its own loopback alone. There is nothing else yet. Default: `none`.
+    pub mode: Option<NetworkMode>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NetworkMode {
+    None,
+}
+
+/// Which tool calls are allowed. Of all rules that match a call the strictest speaks (deny, then ask, then allow), in
+/// whatever order they are written; where none matches, the default does.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ToolsInput {
+    /// For calls that no rule matches: `deny` or `ask`. Default: `deny`; in a policy that extends another: as there.
+    pub default: Option<Verdict>,
+    #[serde(default)]
+    #[schemars(length(max = 200))]
+    pub rules: Vec<RuleInput>,
+}
+
+/// A rule matches a call of one of its tools when all of its `match` fits.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RuleInput {
+    /// Unique; decisions and the audit log name it. Lower-case letters, digits and dashes; `default` is taken.
+    #[schemars(required, regex(pattern = r"^[a-z0-9][a-z0-9-]{0,62}$"))]
+    pub name: Option<String>,
+    /// A tool, a list of tools, or `"*"` for every built-in tool.
+    #[schemars(required)]
+    pub tool: Option<ToolNames>,
+    #[schemars(required)]
+    pub verdict: Option<Verdict>,
+    /// Told to the model, to the person who is asked, and to the audit log.
+    #[schemars(length(min = 1, max = 500))]
+    pub reason: Option<String>,
+    /// Argument name to a regular expression that must match the *whole* argument (`.` matches line breaks too), or
+    /// `path_within` to an absolute directory that `path` must be in.
+    #[serde(rename = "match")]
+    #[schemars(length(min = 1))]
+    pub matches: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum ToolNames {
+    One(String),
+    Many(#[schemars(length(min = 1))] Vec<String>),
+}
+
+/// What a run may use up. Reaching one ends it as EXHAUSTED. A task can ask for less.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BudgetsInput {
+    /// Model calls and tool calls together. Default: 100.
+    #[schemars(range(min = 1, max = 1000000))]
+    pub steps: Option<u32>,
+    /// Default: no limit of its own.
+    #[schemars(range(min = 1, max = 1000000))]
+    pub model_calls: Option<u32>,
+    /// One model call or one tool call, 1s to 1 day. Default: `2m`.
+    pub step_time: Option<String>,
+    /// The whole run, without the time in which it waited for a person. 1s to 30 days. Default: `1h`.
+    pub total_time: Option<String>,
+    /// Input and output tokens together. Default: no limit.
+    #[schemars(range(min = 1))]
+    pub tokens: Option<u64>,
+    /// US dollars. Needs a price for the model. Default: no limit.
+    #[schemars(range(min = 0.0001, max = 1000000))]
+    pub cost_usd: Option<f64>,
+    /// Tool calls of one turn that may run side by side. Default: 4.
+    #[schemars(range(min = 1, max = 64))]
+    pub parallel_tools: Option<u32>,
+}
+
+/// One read-only bind.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MountInput {
+    /// Absolute path on the host.
+    #[schemars(required)]
+    pub source: Option<String>,
+    /// Absolute path inside, not within `/workspace`, `/tmp`, `/proc`, `/sys` or `/dev`.
+    #[schemars(required)]
+    pub target: Option<String>,
+    /// There is only `ro`. Default: `ro`.
+    pub mode: Option<MountMode>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MountMode {
+    Ro,
+}
+
+/// Questions to a person, which `ask` rules raise.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ApprovalsInput {
+    /// How long a question stays open, 1m to 30 days. Default: `1h`.
+    pub expires: Option<String>,
+}

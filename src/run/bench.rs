@@ -1,0 +1,373 @@
+//! The bench of a run: one sandbox and one working directory, and the tools' door into them.
+//!
+//! A bench is made from a committed tree and thrown away whenever it may no longer be what the journal says; nothing in it
+//! is ever the only copy of anything.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::event::Call;
+use super::{trail, world};
+use crate::audit::Record;
+use crate::clock::Clock;
+use crate::error::Kind;
+use crate::ids::SandboxId;
+use crate::policy::Policy;
+use crate::sandbox::backend::Backends;
+use crate::sandbox::{self, BackendName, ImageRef, Isolation, Sandbox, Spec, identity, seccomp};
+use crate::store::{self, Owner, RunRecord, Store};
+use crate::task::Task;
+use crate::tool::registry::Registry;
+use crate::tool::{self, ToolResult};
+use crate::workspace::{self, BlobId, Index, Pool, Revision};
+
+/// How long a sandbox's processes have to end by themselves when it is closed.
+const GRACE: Duration = Duration::from_millis(200);
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Sandbox(#[from] sandbox::Error),
+    #[error(transparent)]
+    Workspace(#[from] workspace::Error),
+    #[error(transparent)]
+    Lost(#[from] tool::world::Lost),
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    #[error("no system-call filter for this host")]
+    Filter(#[from] sandbox::seccomp::Error),
+    #[error("the policy `{policy}` asks for {wanted} isolation: {missing}")]
+    Isolation {
+        policy: String,
+        wanted: Isolation,
+        missing: String,
+    },
+    #[error("cannot use the working directory `{path}`")]
+    Directory {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Sandbox(error) => error.kind(),
+            Self::Workspace(error) => error.kind(),
+            Self::Lost(_) => Kind::Unavailable,
+            Self::Store(error) => error.kind(),
+            Self::Filter(_) | Self::Isolation { .. } => Kind::WrongState,
+            Self::Directory { .. } => Kind::Internal,
+        }
+    }
+
+    /// Stable code for [`crate::error::Fault`].
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Sandbox(sandbox::Error::Unsupported { .. }) | Self::Filter(_) | Self::Isolation { .. } => {
+                "isolation_unavailable"
+            }
+            Self::Sandbox(sandbox::Error::Image { .. }) => "image",
+            Self::Sandbox(_) | Self::Lost(_) => "sandbox_lost",
+            Self::Workspace(workspace::Error::Limit { .. }) => "workspace_limit",
+            Self::Workspace(_) | Self::Directory { .. } => "workspace",
+            Self::Store(_) => "store",
+        }
+    }
+}
+
+/// Makes benches; clones share everything.
+#[derive(Debug, Clone)]
+pub struct Maker {
+    data_dir: PathBuf,
+    pool: Pool,
+    backends: Backends,
+    clock: Arc<dyn Clock>,
+    store: Arc<dyn Store>,
+    filter: Vec<u8>,
+}
+
+impl Maker {
+    pub fn new(
+        data_dir: &Path,
+        pool: Pool,
+        backends: Backends,
+        clock: Arc<dyn Clock>,
+        store: Arc<dyn Store>,
+    ) -> Result<Self, Error> {
+        let filter = seccomp::default_filter()?;
+        Ok(Self {
+            data_dir: data_dir.to_owned(),
+            pool,
+            backends,
+            clock,
+            store,
+            filter,
+        })
+    }
+
+    /// The backend that will make a task's sandboxes, or why this host cannot do what the policy asks.
+    pub async fn choose(
+        &self,
+        wanted: Option<BackendName>,
+        policy: &Policy,
+        image: &ImageRef,
+    ) -> Result<BackendName, Error> {
+        let by_image = matches!(image, ImageRef::Docker(_)).then_some(BackendName::Docker);
+        let name = wanted.or(by_image).unwrap_or(BackendName::Oci);
+        let isolation = policy.isolation();
+        let able = self.backends.get(name).await?.capabilities().isolations;
+        if able.contains(&isolation) {
+            return Ok(name);
+        }
+        let shown: Vec<String> = able.iter().map(ToString::to_string).collect();
+        let missing = match shown.as_slice() {
+            [] => format!("the `{name}` backend cannot be used here; see `exuvia doctor`"),
+            able => format!(
+                "the `{name}` backend gives {} here; see `exuvia doctor`",
+                able.join(", ")
+            ),
+        };
+        Err(Error::Isolation {
+            policy: policy.name().to_owned(),
+            wanted: isolation,
+            missing,
+        })
+    }
+
+    /// Makes a bench with the workspace as it is in `revision`; leaves nothing behind when it fails.
+    pub async fn open(
+        &self,
+        record: &RunRecord,
+        task: &Task,
+        policy: &Policy,
+        revision: Revision,
+        known_artifacts: impl IntoIterator<Item = String>,
+    ) -> Result<Bench, Error> {
+        let backend = self.backends.get(task.backend).await?;
+        let claim = identity::Claim::take(&self.data_dir)?;
+        let id = SandboxId::random();
+        let directory = WorkDir::make(&self.data_dir.join("work").join(id.as_str()))?;
+        let owner = workspace::Owner {
+            uid: claim.identity().host_uid(),
+            gid: claim.identity().host_uid(),
+        };
+        let index = self
+            .pool
+            .materialise(revision, directory.workspace(), Some(owner))
+            .await?;
+        let spec = Spec {
+            id: id.clone(),
+            image: task.image.clone(),
+            isolation: policy.isolation(),
+            limits: policy.limits().clone(),
+            identity: claim.identity(),
+            workspace: Some(directory.workspace()),
+            mounts: policy.mounts().to_vec(),
+            labels: [("run".to_owned(), record.run.to_string())].into(),
+        };
+        let sandbox = Sandbox::open(backend, spec, self.filter.clone()).await?;
+        let bench = Bench {
+            sandbox,
+            directory,
+            _claim: claim,
+            pool: self.pool.clone(),
+            clock: Arc::clone(&self.clock),
+            store: Arc::clone(&self.store),
+            record: record.clone(),
+            index: tokio::sync::Mutex::new(index),
+            artifacts: Mutex::new(known_artifacts.into_iter().collect()),
+        };
+        let details = json!({ "backend": task.backend, "image": task.image, "isolation": policy.isolation(),
+            "limits": policy.limits(), "tree": revision.tree });
+        bench.on_record("sandbox.created", details).await?;
+        Ok(bench)
+    }
+}
+
+/// A sandbox and the directory that is its workspace.
+#[derive(Debug)]
+pub struct Bench {
+    sandbox: Sandbox,
+    directory: WorkDir,
+    _claim: identity::Claim,
+    pool: Pool,
+    clock: Arc<dyn Clock>,
+    store: Arc<dyn Store>,
+    record: RunRecord,
+    /// What the directory is known to hold.
+    index: tokio::sync::Mutex<Index>,
+    /// What this run has stored, and may read back.
+    artifacts: Mutex<std::collections::BTreeSet<String>>,
+}
+
+/// What a tool call did.
+#[derive(Debug)]
+pub struct Done {
+    pub result: ToolResult,
+    /// The execs it made, for the audit record.
+    pub audit: Vec<Record>,
+}
+
+impl Bench {
+    pub fn id(&self) -> &SandboxId {
+        self.sandbox.id()
+    }
+
+    /// Runs a tool call to its result.
+    pub async fn run(&self, registry: &Registry, call: &Call, key: &str, limit: Duration) -> Result<Done, Error> {
+        let world = world::Inside::new(self, key);
+        let limits = tool::Limits { timeout: limit };
+        let result = tool::run(registry, &call.tool, &call.arguments, &world, &limits).await?;
+        Ok(Done {
+            result,
+            audit: world.into_records(),
+        })
+    }
+
+    /// Takes the workspace as it is now; durable on return. Everything in the sandbox stands still meanwhile.
+    pub async fn snapshot(&self) -> Result<Revision, Error> {
+        let mut index = self.index.lock().await;
+        self.sandbox.freeze().await?;
+        let taken = self.pool.snapshot(self.directory.workspace(), index.clone()).await;
+        let thawed = self.sandbox.thaw().await;
+        let taken = taken?;
+        thawed?;
+        if taken.report.skipped_total > 0 {
+            tracing::warn!(run = %self.record.run, skipped = taken.report.skipped_total, "special files are not kept");
+        }
+        *index = taken.index;
+        Ok(taken.revision)
+    }
+
+    /// Ends the sandbox and removes the directory. May be called again.
+    pub async fn close(&self) {
+        if let Err(error) = self.sandbox.close(GRACE).await {
+            tracing::error!(sandbox = %self.id(), error = %crate::error::chain(&error), "sandbox not removed");
+            return;
+        }
+        self.directory.remove();
+        if let Err(error) = self.on_record("sandbox.destroyed", serde_json::Value::Null).await {
+            tracing::error!(sandbox = %self.id(), error = %crate::error::chain(&error), "not on the audit record");
+        }
+    }
+
+    async fn on_record(&self, action: &str, details: serde_json::Value) -> Result<(), Error> {
+        let record = self.audit_record(action, "ok", details);
+        Ok(self.store.audit(vec![record]).await?)
+    }
+
+    /// A record of this run and sandbox.
+    pub(super) fn audit_record(&self, action: &str, outcome: &str, details: serde_json::Value) -> Record {
+        let mut ids = trail::ids(&self.record);
+        ids.insert("sandbox".to_owned(), self.id().to_string());
+        Record {
+            at: self.clock.now(),
+            actor: format!("run:{}", self.record.run),
+            action: action.to_owned(),
+            outcome: outcome.to_owned(),
+            ids,
+            details,
+        }
+    }
+
+    pub(super) fn sandbox(&self) -> &Sandbox {
+        &self.sandbox
+    }
+
+    pub(super) async fn put_artifact(&self, bytes: &[u8]) -> Result<String, Error> {
+        let id = self.pool.put_artifact(bytes.to_vec()).await?.to_string();
+        self.artifacts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(id.clone());
+        Ok(id)
+    }
+
+    pub(super) async fn artifact(&self, id: &str) -> Result<Option<Vec<u8>>, Error> {
+        let is_ours = self
+            .artifacts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(id);
+        match id.parse::<BlobId>() {
+            Ok(blob) if is_ours => Ok(Some(self.pool.artifact(blob).await?)),
+            Ok(_) | Err(_) => Ok(None),
+        }
+    }
+}
+
+/// Names the process that made a working directory.
+const OWNER: &str = "owner.json";
+
+/// A directory that goes with its bench. What a killed process leaves, `sweep` removes.
+#[derive(Debug)]
+struct WorkDir(PathBuf);
+
+impl WorkDir {
+    fn make(path: &Path) -> Result<Self, Error> {
+        let fail = |source| Error::Directory {
+            path: path.to_owned(),
+            source,
+        };
+        let owner = Owner::current().map_err(fail)?;
+        let parent = path.parent().unwrap_or(path);
+        std::fs::create_dir_all(parent).map_err(fail)?;
+        // It gets its name when it says whose it is.
+        let fresh = tempfile::Builder::new()
+            .prefix(".new-")
+            .tempdir_in(parent)
+            .map_err(fail)?;
+        let text = serde_json::to_vec(&owner).expect("an owner is plain data");
+        std::fs::write(fresh.path().join(OWNER), text).map_err(fail)?;
+        std::fs::rename(fresh.path(), path).map_err(fail)?;
+        Ok(Self(path.to_owned()))
+    }
+
+    fn workspace(&self) -> PathBuf {
+        self.0.join("workspace")
+    }
+
+    fn remove(&self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %self.0.display(), %error, "working directory not removed");
+        }
+    }
+}
+
+impl Drop for WorkDir {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+/// Removes working directories whose maker is dead; gives how many.
+///
+/// # Errors
+/// When the data directory cannot be listed.
+pub fn sweep(data_dir: &Path) -> std::io::Result<usize> {
+    let entries = match std::fs::read_dir(data_dir.join("work")) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(error),
+    };
+    let mut gone = 0;
+    for entry in entries {
+        let path = entry?.path();
+        let owner = std::fs::read(path.join(OWNER))
+            .ok()
+            .and_then(|text| serde_json::from_slice::<Owner>(&text).ok());
+        // One without an owner was being made when its maker died, or is being made now: its name comes last.
+        if owner.is_some_and(|owner| !owner.is_alive()) {
+            std::fs::remove_dir_all(path)?;
+            gone += 1;
+        }
+    }
+    Ok(gone)
+}

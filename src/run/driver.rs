@@ -1,0 +1,328 @@
+//! Drives one run: claims it, commits first, acts second, until it ends, parks or the service stops.
+//!
+//! ```text
+//!   inbox ──▶ entries ─┐
+//!   outcomes ──────────┼─▶ state::step ─▶ store.commit ─▶ publish ─▶ start what is due, stop what is not
+//!   timer ─────────────┘
+//! ```
+//!
+//! A driver is the only writer of its run: each commit carries the fence that its claim gave, and the store refuses an
+//! older one. Whatever is in flight is held in memory only, so a driver may be dropped or killed at any point: the next
+//! claim raises the attempt numbers and starts it again from the last committed workspace.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use super::effects::{Outcome as Done, Shop};
+use super::event::{Entry, Event, FORMAT_VERSION};
+use super::session::Session;
+use super::state::{self, Effect, State};
+use super::{Error, decide, trail};
+use crate::ids::RunId;
+use crate::store::{Checkpoint, Commit, Owner, RunRecord, Signal};
+
+/// Entries read from the journal at a time.
+const PAGE: usize = 1000;
+
+/// Why a driver let go of its run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rest {
+    Ended,
+    /// It waits for a person.
+    Parked,
+    /// The service stops; any worker can go on.
+    Released,
+}
+
+/// Drives `run` until it rests.
+///
+/// # Errors
+/// When the run cannot be claimed or read, or another worker has taken it over; it is then as the store has it.
+pub async fn drive(
+    shop: Arc<Shop>,
+    run: RunId,
+    owner: &Owner,
+    wake: Arc<Notify>,
+    stop: CancellationToken,
+) -> Result<Rest, Error> {
+    let living = shop.living_owners().await?;
+    let record = shop.store.claim(&run, owner, &living).await?;
+    let mut driver = Driver::load(shop, record).await?;
+    let rest = driver.go(owner, &wake, &stop).await;
+    driver.leave(&rest).await;
+    rest
+}
+
+struct Driver {
+    shop: Arc<Shop>,
+    record: RunRecord,
+    state: State,
+    session: Session,
+    revision: u64,
+    job: Arc<super::effects::Job>,
+    in_flight: JoinSet<(Effect, Done)>,
+    handles: HashMap<String, AbortHandle>,
+}
+
+impl Driver {
+    async fn load(shop: Arc<Shop>, record: RunRecord) -> Result<Self, Error> {
+        let mut entries = Vec::new();
+        loop {
+            let page = shop.store.journal(&record.run, entries.len() as u64, PAGE).await?;
+            let last = page.len() < PAGE;
+            entries.extend(page);
+            if last {
+                break;
+            }
+        }
+        let checkpoint = shop.store.checkpoint(&record.run, None).await?;
+        let state = super::fold(&record.run, &entries)?;
+        let session = Session::of(&entries);
+        let job = Arc::new(shop.job(&record, &session).await?);
+        Ok(Self {
+            session,
+            state,
+            revision: checkpoint.revision,
+            job,
+            shop,
+            record,
+            in_flight: JoinSet::new(),
+            handles: HashMap::new(),
+        })
+    }
+
+    async fn go(&mut self, owner: &Owner, wake: &Notify, stop: &CancellationToken) -> Result<Rest, Error> {
+        if self.state.is_terminal() {
+            return Ok(Rest::Ended);
+        }
+        let worker = format!("{}@{}", owner.pid, self.shop.host);
+        self.commit(
+            Event::Claimed {
+                worker,
+                fence: self.record.fence,
+            },
+            Vec::new(),
+            Vec::new(),
+        )
+        .await?;
+        loop {
+            self.answer_inbox().await?;
+            if self.state.is_terminal() {
+                return Ok(Rest::Ended);
+            }
+            if self.state.is_parked() {
+                return Ok(Rest::Parked);
+            }
+            if self.act().await? {
+                continue;
+            }
+            let deadline = self.until_deadline();
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ok(Rest::Released),
+                () = wake.notified() => {}
+                () = tokio::time::sleep(deadline) => self.commit(Event::DeadlineReached, Vec::new(), Vec::new()).await?,
+                // Cancellation-safe: a result stays in the set until it is taken.
+                Some(joined) = self.in_flight.join_next() => self.take(joined).await?,
+            }
+        }
+    }
+
+    /// Stops what is no longer due and starts what is; `true` when it committed something and the state has moved.
+    async fn act(&mut self) -> Result<bool, Error> {
+        let due = state::due(&self.state);
+        self.handles.retain(|key, handle| {
+            let wanted = due.iter().any(|effect| key_of(effect) == *key);
+            if !wanted {
+                handle.abort();
+            }
+            wanted
+        });
+        for effect in due {
+            let instant = match &effect {
+                Effect::Decide { step } => Some(decide::decide(&self.job, &self.state, &self.session, *step)?),
+                Effect::Start { step, approval } => {
+                    Some(decide::start(&self.job, &self.state, &self.session, *step, approval)?)
+                }
+                Effect::End { outcome } => Some(Event::Ended {
+                    outcome: outcome.clone(),
+                }),
+                Effect::CallModel { .. } | Effect::RunTool { .. } | Effect::RunCheck { .. } => None,
+            };
+            if let Some(event) = instant {
+                self.commit(event, Vec::new(), Vec::new()).await?;
+                return Ok(true);
+            }
+            self.launch(effect);
+        }
+        Ok(false)
+    }
+
+    fn launch(&mut self, effect: Effect) {
+        let key = key_of(&effect);
+        if self.handles.contains_key(&key) {
+            return;
+        }
+        if let Some(work) = Arc::clone(&self.job).perform(&effect, &self.state, &self.session) {
+            let handle = self.in_flight.spawn(async move { (effect, work.await) });
+            self.handles.insert(key, handle);
+        }
+    }
+
+    async fn take(&mut self, joined: Result<(Effect, Done), tokio::task::JoinError>) -> Result<(), Error> {
+        let (effect, done) = match joined {
+            Ok(result) => result,
+            Err(error) if error.is_cancelled() => return Ok(()),
+            Err(error) => return Err(Error::Broke(error.to_string())),
+        };
+        let key = key_of(&effect);
+        // A result of something that was stopped meanwhile is dropped: its tree was never committed.
+        if self.handles.remove(&key).is_some() && state::due(&self.state).contains(&effect) {
+            self.commit(done.event, done.audit, Vec::new()).await?;
+        }
+        Ok(())
+    }
+
+    /// Turns what the outside wants into entries, in order, each consumed with its entry.
+    async fn answer_inbox(&mut self) -> Result<(), Error> {
+        for pending in self.shop.store.inbox(&self.record.run).await? {
+            if self.state.is_terminal() {
+                break;
+            }
+            let event = match pending.signal {
+                Signal::Pause { by, reason } => Some(Event::PauseRequested { by, reason }),
+                Signal::Resume { by } => Some(Event::Resumed { by }),
+                Signal::Cancel { by, reason } => Some(Event::CancelRequested { by, reason }),
+                Signal::Decide {
+                    approval,
+                    approved,
+                    by,
+                    reason,
+                } => decide::answer(
+                    &self.job,
+                    &self.state,
+                    &self.session,
+                    decide::Answer {
+                        approval,
+                        approved,
+                        by,
+                        reason,
+                    },
+                    self.now(),
+                ),
+            };
+            // What cannot happen here any more (a resume of what is no longer paused) is dropped.
+            let event = event.filter(|event| state::step(&self.state, &self.entry(event.clone())).is_ok());
+            match event {
+                Some(event) => self.commit(event, Vec::new(), vec![pending.id]).await?,
+                None => {
+                    self.shop
+                        .store
+                        .discard(&self.record.run, self.record.fence, pending.id)
+                        .await?
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn entry(&self, event: Event) -> Entry {
+        Entry {
+            format_version: FORMAT_VERSION,
+            seq: self.state.seq + 1,
+            at: self.now(),
+            event,
+        }
+    }
+
+    /// Step, commit, publish; acting is the caller's next turn.
+    async fn commit(
+        &mut self,
+        event: Event,
+        audit: Vec<crate::audit::Record>,
+        consumed: Vec<u64>,
+    ) -> Result<(), Error> {
+        let entry = self.entry(event);
+        let (next, _) = state::step(&self.state, &entry)?;
+        let checkpoint = entry.event.completes_step().then(|| Checkpoint {
+            format_version: FORMAT_VERSION,
+            revision: self.revision + 1,
+            seq: entry.seq,
+            tree: next.workspace.tree,
+            policy_hash: self.job.task.policy_hash.clone(),
+            state: serde_json::to_value(&next).expect("a state is plain data"),
+            at: entry.at,
+        });
+        let mut records = trail::records(&self.record, &self.session, &entry);
+        records.extend(audit);
+        let revision = checkpoint
+            .as_ref()
+            .map_or(self.revision, |checkpoint| checkpoint.revision);
+        self.shop.kill_at.before(entry.seq, entry.seq);
+        self.shop
+            .store
+            .commit(Commit {
+                run: self.record.run.clone(),
+                fence: self.record.fence,
+                expected_seq: self.state.seq,
+                state: next.public().to_owned(),
+                is_terminal: next.is_terminal(),
+                checkpoint,
+                consumed,
+                audit: records,
+                entries: vec![entry.clone()],
+            })
+            .await?;
+        self.shop.kill_at.after(entry.seq, entry.seq);
+        tracing::info!(run = %self.record.run, seq = entry.seq, event = entry.event.name(), state = next.public(), "entry");
+        self.session.apply(&entry);
+        self.state = next;
+        self.revision = revision;
+        self.shop.hub.publish(&self.record.run, entry.seq);
+        Ok(())
+    }
+
+    fn now(&self) -> crate::clock::Timestamp {
+        self.shop.clock.now()
+    }
+
+    fn until_deadline(&self) -> Duration {
+        const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
+        self.state.deadline.map_or(FAR, |deadline| deadline.since(self.now()))
+    }
+
+    /// Lets go of everything that is held outside the store.
+    async fn leave(&mut self, rest: &Result<Rest, Error>) {
+        self.in_flight.shutdown().await;
+        self.job.close().await;
+        match rest {
+            Ok(Rest::Ended) => tracing::info!(run = %self.record.run, state = self.state.public(), "run ended"),
+            // Still this process's: it hears the answer, and another process knows whom to leave it to.
+            Ok(Rest::Parked) => tracing::info!(run = %self.record.run, state = self.state.public(), "run parked"),
+            Ok(Rest::Released) => {
+                tracing::info!(run = %self.record.run, "run released");
+                if let Err(error) = self.shop.store.release(&self.record.run, self.record.fence).await {
+                    tracing::warn!(run = %self.record.run, %error, "could not release the run");
+                }
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// One text for one effect; equal effects have equal keys.
+fn key_of(effect: &Effect) -> String {
+    match effect {
+        Effect::CallModel { step, attempt, .. } => format!("model/{step}/{attempt}"),
+        Effect::RunTool { step, attempt } => format!("tool/{step}/{attempt}"),
+        Effect::RunCheck { step, attempt } => format!("check/{step}/{attempt}"),
+        Effect::Decide { step } => format!("decide/{step}"),
+        Effect::Start { step, .. } => format!("start/{step}"),
+        Effect::End { .. } => "end".to_owned(),
+    }
+}

@@ -1,0 +1,308 @@
+//! What a container is asked to be: one pure function from a [`Spec`] to the engine's create call.
+//!
+//! Everything that an image's own configuration could say (user, entry point, health check, volumes, working directory,
+//! stop signal) is overridden: images are hostile.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use bollard::models::{
+    ContainerCreateBody, HealthConfig, HostConfig, HostConfigCgroupnsModeEnum, HostConfigLogConfig, Mount as Bind,
+    MountBindOptions, MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
+};
+
+use super::channel;
+use super::counters::PERIOD_US;
+use super::image::Ready;
+use crate::sandbox::{Error, Limits, Mount, Spec};
+
+const GUEST: &str = "/.exuvia/guest";
+
+/// The guest's own: become the sandbox's user, and end that user's processes. SETPCAP it uses once, to empty the bounding
+/// set, and gives up.
+const CAPABILITIES: [&str; 4] = ["SETUID", "SETGID", "KILL", "SETPCAP"];
+
+/// Hidden: they tell of the host, or of other sandboxes.
+const MASKED: [&str; 32] = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/cmdline",
+    "/proc/diskstats",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/key-users",
+    "/proc/keys",
+    "/proc/kpagecgroup",
+    "/proc/kpagecount",
+    "/proc/kpageflags",
+    "/proc/latency_stats",
+    "/proc/partitions",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/slabinfo",
+    "/proc/softirqs",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/vmallocinfo",
+    "/sys/block",
+    "/sys/class/block",
+    "/sys/class/dmi",
+    "/sys/dev/block",
+    "/sys/devices/virtual/dmi",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+    "/sys/fs/bpf",
+    "/sys/fs/pstore",
+    "/sys/kernel/debug",
+    "/sys/kernel/security",
+    "/sys/kernel/tracing",
+];
+
+const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// Where a bind could undo what the sandbox is.
+const NO_BINDS: [&str; 4] = ["/proc", "/sys", "/dev", "/.exuvia"];
+
+/// Everything about a sandbox that is not in its spec.
+#[derive(Debug)]
+pub struct Parts<'a> {
+    pub image: &'a Ready,
+    /// Our own files for just this sandbox, read-only.
+    pub files: Vec<Mount>,
+    pub guest: &'a Path,
+    /// The directory for the control socket.
+    pub ctl: &'a Path,
+    /// uid and gid of programs, as numbered inside.
+    pub user: u32,
+    pub labels: HashMap<String, String>,
+}
+
+/// # Errors
+/// When a mount of the spec names a place that must stay the sandbox's own, or a path is not text.
+pub fn container(spec: &Spec, parts: Parts<'_>) -> Result<ContainerCreateBody, Error> {
+    let limits = &spec.limits;
+    let mut binds = Vec::new();
+    for mount in parts.image.binds.iter().chain(&parts.files) {
+        binds.push(bind(&mount.source, &mount.target, Access::Read)?);
+    }
+    for mount in &spec.mounts {
+        check_target(&mount.target)?;
+        binds.push(bind(&mount.source, &mount.target, Access::Read)?);
+    }
+    binds.push(bind(parts.guest, Path::new(GUEST), Access::Read)?);
+    binds.push(bind(parts.ctl, Path::new(channel::INSIDE), Access::Write)?);
+
+    let (tmp, inodes) = (limits.tmp_bytes, (limits.tmp_bytes / 4096).clamp(1024, 1 << 18));
+    let scratch = format!("rw,nosuid,nodev,exec,size={tmp},nr_inodes={inodes}");
+    let mut tmpfs = HashMap::new();
+    for volume in &parts.image.volumes {
+        tmpfs.insert(volume.clone(), "ro,nosuid,nodev,noexec,size=4096".to_owned());
+    }
+    tmpfs.insert("/tmp".to_owned(), format!("{scratch},mode=1777"));
+    match &spec.workspace {
+        Some(directory) => {
+            tmpfs.remove("/workspace");
+            binds.push(bind(directory, Path::new("/workspace"), Access::Write)?);
+        }
+        None => {
+            let user = parts.user;
+            tmpfs.insert(
+                "/workspace".to_owned(),
+                format!("{scratch},mode=0755,uid={user},gid={user}"),
+            );
+        }
+    }
+    let taken: Vec<&str> = binds.iter().filter_map(|bind| bind.target.as_deref()).collect();
+    tmpfs.retain(|target, _| !taken.contains(&target.as_str()));
+
+    let strings = |list: &[&str]| Some(list.iter().map(ToString::to_string).collect());
+    Ok(ContainerCreateBody {
+        hostname: Some("sandbox".into()),
+        user: Some("0:0".into()),
+        image: Some(parts.image.id.clone()),
+        entrypoint: strings(&[GUEST]),
+        cmd: Some(vec![
+            "--listen-path".into(),
+            format!("{}/{}", channel::INSIDE, channel::SOCKET),
+        ]),
+        // An image's health check would be an exec with more rights than its programs have.
+        healthcheck: Some(HealthConfig {
+            test: strings(&["NONE"]),
+            ..HealthConfig::default()
+        }),
+        working_dir: Some("/".into()),
+        stop_signal: Some("SIGTERM".into()),
+        labels: Some(parts.labels),
+        host_config: Some(HostConfig {
+            memory: Some(limits.memory_bytes as i64),
+            memory_swap: Some((limits.memory_bytes + limits.swap_bytes) as i64),
+            // Not nano_cpus: the engine refuses more than the host has, and a policy is not written for one host.
+            cpu_period: Some(PERIOD_US),
+            cpu_quota: Some(quota_us(limits)),
+            pids_limit: Some(i64::from(limits.pids)),
+            ulimits: Some(ulimits(limits)),
+            mounts: Some(binds),
+            tmpfs: Some(tmpfs),
+            shm_size: Some(limits.tmp_bytes.min(64 << 20) as i64),
+            // Loopback only. Not `NetworkDisabled`, which leaves out /etc/hosts too.
+            network_mode: Some("none".into()),
+            // Else the host's own name servers would show in /etc/resolv.conf.
+            dns: strings(&["127.0.0.1"]),
+            dns_search: strings(&["."]),
+            ipc_mode: Some("private".into()),
+            cgroupns_mode: Some(HostConfigCgroupnsModeEnum::PRIVATE),
+            privileged: Some(false),
+            readonly_rootfs: Some(true),
+            init: Some(false),
+            cap_drop: strings(&["ALL"]),
+            cap_add: strings(&CAPABILITIES),
+            security_opt: strings(&["no-new-privileges"]),
+            masked_paths: strings(&MASKED),
+            readonly_paths: strings(&READ_ONLY),
+            log_config: Some(HostConfigLogConfig {
+                typ: Some("none".into()),
+                config: None,
+            }),
+            ..HostConfig::default()
+        }),
+        ..ContainerCreateBody::default()
+    })
+}
+
+/// Microseconds of processor in each period; the kernel takes no less than 1,000.
+pub fn quota_us(limits: &Limits) -> i64 {
+    ((limits.cpus * PERIOD_US as f64).round() as i64).max(1000)
+}
+
+/// The guest's own limits, and the most that a program can have.
+fn ulimits(limits: &Limits) -> Vec<ResourcesUlimits> {
+    let both = |name: &str, value: u64| ResourcesUlimits {
+        name: Some(name.into()),
+        soft: Some(value as i64),
+        hard: Some(value as i64),
+    };
+    vec![
+        both("core", 0),
+        both("fsize", limits.file_bytes),
+        both("memlock", 8 << 20),
+        both("msgqueue", 0),
+        // The guest holds several descriptors for each exec; programs get their own, lower limit from it.
+        both("nofile", limits.open_files.max(1024)),
+        both("sigpending", 1024),
+    ]
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
+}
+
+fn bind(source: &Path, target: &Path, access: Access) -> Result<Bind, Error> {
+    let text = |path: &Path| {
+        path.to_str().map(str::to_owned).ok_or_else(|| Error::Unsupported {
+            wanted: format!("a mount of `{}`", path.display()),
+            missing: "the engine takes only paths that are UTF-8".into(),
+        })
+    };
+    Ok(Bind {
+        typ: Some(MountType::BIND),
+        source: Some(text(source)?),
+        target: Some(text(target)?),
+        read_only: Some(access == Access::Read),
+        bind_options: Some(MountBindOptions {
+            propagation: Some(MountBindOptionsPropagationEnum::RPRIVATE),
+            non_recursive: Some(true),
+            ..MountBindOptions::default()
+        }),
+        ..Bind::default()
+    })
+}
+
+fn check_target(target: &Path) -> Result<(), Error> {
+    // By bytes: `Path` compares equal with and without `.` and doubled slashes.
+    let normal = target.components().collect::<PathBuf>().as_os_str() == target.as_os_str()
+        && !target.components().any(|part| part == std::path::Component::ParentDir);
+    let reserved = NO_BINDS.iter().any(|ours| target.starts_with(ours)) || target == Path::new("/");
+    if target.is_absolute() && normal && !reserved {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        wanted: format!("a mount at `{}`", target.display()),
+        missing: "it must be an absolute path without `..`, and outside /proc, /sys, /dev and /.exuvia".into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::SandboxId;
+    use crate::sandbox::{Identity, ImageRef, Isolation};
+
+    fn spec() -> Spec {
+        Spec {
+            id: SandboxId::from_bits(1),
+            image: ImageRef::Docker("x".into()),
+            isolation: Isolation::Container,
+            limits: Limits::default(),
+            identity: Identity { base: 1 << 20 },
+            workspace: None,
+            mounts: Vec::new(),
+            labels: Default::default(),
+        }
+    }
+
+    fn made(spec: &Spec, image: &Ready) -> Result<ContainerCreateBody, Error> {
+        let parts = Parts {
+            image,
+            files: Vec::new(),
+            guest: Path::new("/data/bin/guest-0"),
+            ctl: Path::new("/data/sandboxes/x/ctl"),
+            user: spec.identity.host_uid(),
+            labels: HashMap::new(),
+        };
+        container(spec, parts)
+    }
+
+    fn ready() -> Ready {
+        Ready {
+            id: "sha256:0".into(),
+            volumes: vec!["/var/lib/data".into(), "/tmp".into()],
+            binds: Vec::new(),
+        }
+    }
+
+    /// H: what we ask of the engine, whole; a change here is a change of the wall.
+    #[test]
+    fn the_wall_is_asked_for_in_full() {
+        insta::with_settings!({ sort_maps => true }, {
+            insta::assert_json_snapshot!(made(&spec(), &ready()).unwrap());
+        });
+    }
+
+    #[test]
+    fn a_mount_cannot_land_on_what_the_sandbox_is_made_of() {
+        for target in [
+            "/",
+            "/proc/self",
+            "/sys",
+            "/dev/shm",
+            "/.exuvia/ctl",
+            "relative",
+            "/a/../proc",
+            "/a/./b",
+        ] {
+            let spec = Spec {
+                mounts: vec![Mount {
+                    source: "/srv".into(),
+                    target: target.into(),
+                }],
+                ..spec()
+            };
+            assert!(
+                matches!(made(&spec, &ready()), Err(Error::Unsupported { .. })),
+                "{target}"
+            );
+        }
+    }
+}

@@ -1,0 +1,545 @@
+//! Sandboxes as containers of a Docker engine on this host.
+//!
+//! For hosts that already run an engine: whoever may use its socket is root there (T14), which `oci` avoids. One container
+//! a sandbox, PID 1 is our guest, and everything that happens inside goes through it; the engine only makes, freezes and
+//! removes. The engine's word is not taken for what the wall is: `verify` reads it back from the kernel.
+//!
+//! On disk, below `DATA/sandboxes/ID`: `docker.json` (who made it; written first, removed last), `ctl/` (the control socket),
+//! `passwd` and `group` of a `host` sandbox. On the engine: the container `exuvia-ID`, with the same facts as labels.
+//!
+//! What the engine cannot do: a user namespace of its own for each sandbox (programs run under
+//! [`Identity::host_uid`] directly, or inside the one range of a `userns-remap` engine), a rootless engine, gVisor (its
+//! sockets cannot be reached from outside), `nosuid` on binds (no_new_privs voids set-id bits all the same). What an image
+//! declares as a volume is empty and read-only here.
+//!
+//! Read next: `config` for what a container is asked to be, `verify` for what is checked.
+
+mod channel;
+mod config;
+mod counters;
+mod engine;
+mod image;
+mod owner;
+mod verify;
+mod view;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixStream;
+use tokio::time::Instant;
+use tracing::{debug, instrument};
+
+use self::config::Parts;
+use self::counters::Cgroup;
+use self::engine::{Engine, Failure};
+use self::image::Images;
+use self::owner::Owner;
+use self::verify::Facts;
+use super::{Backend, Capabilities, Handle, Owned, guest_file};
+use crate::ids::SandboxId;
+use crate::sandbox::{BackendName, Error, Identity, ImageRef, Isolation, Limits, Mount, Spec, Usage};
+
+const LABEL_DATA: &str = "exuvia.data-dir";
+const LABEL_SANDBOX: &str = "exuvia.sandbox";
+const LABEL_SPEC: &str = "exuvia.spec";
+const LABEL_RECORD: &str = "exuvia.record";
+
+/// For the guest to answer after its container runs.
+const GUEST_UP: Duration = Duration::from_secs(30);
+/// For a removal that somebody else began.
+const REMOVED: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(10);
+
+/// The engine of this host, as used from one data directory.
+#[derive(Debug)]
+pub struct Docker {
+    engine: Engine,
+    images: Images,
+    sandboxes: PathBuf,
+    guest: PathBuf,
+    /// Names the data directory on labels.
+    data_label: String,
+    owner: Owner,
+    /// First host id of the engine's one user namespace (`userns-remap`).
+    remap: Option<u32>,
+}
+
+/// What is kept of a sandbox so that a later process can find and judge it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Record {
+    owner: Owner,
+    identity: Identity,
+    limits: Limits,
+}
+
+impl Docker {
+    /// Connects to the engine at `socket`, or at `DOCKER_HOST` or the usual place, and puts the guest into `data_dir`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when there is no engine, or one that cannot hold a sandbox.
+    pub async fn open(data_dir: &Path, socket: Option<&Path>) -> Result<Self, Error> {
+        let socket = match socket {
+            Some(socket) => socket.to_owned(),
+            None => engine::default_socket().map_err(|host| {
+                unsupported(format!(
+                    "DOCKER_HOST is `{host}`, but an engine elsewhere cannot mount this host's directories: use unix://…"
+                ))
+            })?,
+        };
+        let no_engine = |reason: &dyn std::fmt::Display| {
+            unsupported(format!(
+                "no Docker engine answers at `{}` ({reason}): start it (`systemctl start docker`, or `make setup`), set \
+                 DOCKER_HOST, or use the backend `oci`, which needs none",
+                socket.display()
+            ))
+        };
+        let engine = Engine::connect(&socket).await.map_err(|failure| no_engine(&failure))?;
+        let info = engine.info().await.map_err(|failure| no_engine(&failure))?;
+        let options = info.security_options.unwrap_or_default();
+        let has = |name: &str| options.iter().any(|option| option.split(',').any(|part| part == name));
+        if has("name=rootless") {
+            return Err(unsupported(
+                "the engine is rootless, so the owners of a workspace cannot be kept: use the backend `oci`".into(),
+            ));
+        }
+        let remap = match has("name=userns") {
+            true => Some(remapped_base(info.docker_root_dir.as_deref()).ok_or_else(|| {
+                unsupported("the engine remaps users to a range that its root directory does not name".into())
+            })?),
+            false => None,
+        };
+        let prepared = prepare(data_dir).map_err(|error| Error::Unsupported {
+            wanted: "a data directory for sandboxes".into(),
+            missing: format!("`{}`: {error}", data_dir.display()),
+        })?;
+        let (data_dir, guest, owner) = prepared;
+        Ok(Self {
+            engine,
+            images: Images::default(),
+            sandboxes: data_dir.join("sandboxes"),
+            guest,
+            data_label: blake3::hash(data_dir.as_os_str().as_encoded_bytes()).to_hex()[..32].to_owned(),
+            owner,
+            remap,
+        })
+    }
+
+    fn directory(&self, id: &SandboxId) -> PathBuf {
+        self.sandboxes.join(id.as_str())
+    }
+
+    fn ctl(&self, id: &SandboxId) -> PathBuf {
+        self.directory(id).join("ctl")
+    }
+
+    /// uid and gid of programs, as numbered inside.
+    fn user(&self, identity: Identity) -> Result<u32, Error> {
+        let Some(base) = self.remap else {
+            return Ok(identity.host_uid());
+        };
+        identity
+            .host_uid()
+            .checked_sub(base)
+            .filter(|user| (1..Identity::RANGE).contains(user))
+            .ok_or_else(|| {
+                let last = base + Identity::RANGE - 1;
+                let uid = identity.host_uid();
+                unsupported(format!(
+                    "the engine remaps all users to {base}..={last}, and this sandbox is to be {uid}: switch userns-remap off, \
+                     or use the backend `oci`"
+                ))
+            })
+    }
+
+    async fn containers(&self, id: &SandboxId) -> Result<Vec<bollard::models::ContainerSummary>, Failure> {
+        let labels = [(LABEL_DATA, self.data_label.as_str()), (LABEL_SANDBOX, id.as_str())];
+        let found = self.engine.list(&labels).await?;
+        Ok(found.into_iter().filter(|container| is_named(container, id)).collect())
+    }
+
+    /// Everything of `create` that leaves traces.
+    async fn make(&self, spec: &Spec, handle: &Handle, fingerprint: &str) -> Result<(), Error> {
+        let image = self.images.ready(&self.engine, &spec.image).await?;
+        let record = Record {
+            owner: self.owner.clone(),
+            identity: spec.identity,
+            limits: spec.limits.clone(),
+        };
+        let files = self
+            .lay_out(spec, handle, &record)
+            .map_err(|error| failed("create", &spec.id, error))?;
+        let mut labels: HashMap<String, String> = HashMap::new();
+        for (name, value) in &spec.labels {
+            labels.insert(format!("exuvia.label.{name}"), value.clone());
+        }
+        labels.insert(LABEL_DATA.into(), self.data_label.clone());
+        labels.insert(LABEL_SANDBOX.into(), spec.id.to_string());
+        labels.insert(LABEL_SPEC.into(), fingerprint.into());
+        labels.insert(LABEL_RECORD.into(), json(&record));
+        let body = config::container(
+            spec,
+            Parts {
+                image: &image,
+                files,
+                guest: &self.guest,
+                ctl: &self.ctl(&spec.id),
+                user: handle.user,
+                labels,
+            },
+        )?;
+        let made = self.engine.create(&name(&spec.id), body).await;
+        let (container, warnings) = made.map_err(|failure| failed("create", &spec.id, failure))?;
+        debug!(container, ?warnings, "created");
+        Ok(())
+    }
+
+    /// The sandbox's own directory; the answer is what of it is mounted besides the control socket.
+    fn lay_out(&self, spec: &Spec, handle: &Handle, record: &Record) -> io::Result<Vec<Mount>> {
+        let directory = self.directory(&spec.id);
+        private_directory(&directory)?;
+        write_whole(&directory.join("docker.json"), json(record).as_bytes())?;
+        let ctl = self.ctl(&spec.id);
+        private_directory(&ctl)?;
+        chown(&ctl, self.remap, self.remap)?;
+        if spec.image != ImageRef::Host {
+            return Ok(Vec::new());
+        }
+        let (passwd, group) = view::accounts(handle.user);
+        let mut mounts = Vec::new();
+        for (name, text) in [("passwd", passwd), ("group", group)] {
+            let source = directory.join(name);
+            fs::write(&source, text)?;
+            fs::set_permissions(&source, fs::Permissions::from_mode(0o444))?;
+            mounts.push(Mount {
+                source,
+                target: Path::new("/etc").join(name),
+            });
+        }
+        Ok(mounts)
+    }
+
+    /// Until the guest serves. Its container may die first.
+    async fn guest_up(&self, id: &SandboxId) -> Result<(), Error> {
+        let deadline = Instant::now() + GUEST_UP;
+        loop {
+            let missing = match channel::ping(&self.ctl(id)).await {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            let inspected = self.engine.inspect(&name(id)).await;
+            let state = inspected
+                .map_err(|failure| failed("start", id, failure))?
+                .state
+                .unwrap_or_default();
+            if state.running != Some(true) {
+                let code = state.exit_code.unwrap_or_default();
+                let why = state.error.filter(|why| !why.is_empty()).unwrap_or_default();
+                return Err(failed(
+                    "start",
+                    id,
+                    format!("the guest ended at once with exit code {code} {why}"),
+                ));
+            }
+            if Instant::now() >= deadline {
+                return Err(failed("start", id, format!("the guest does not answer: {missing}")));
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// The running container's cgroups and its init, as numbered on the host.
+    async fn cgroup(&self, doing: &'static str, id: &SandboxId) -> Result<(Cgroup, i64), Error> {
+        let inspected = match self.engine.inspect(&name(id)).await {
+            Ok(inspected) => inspected,
+            Err(Failure::NotFound(_)) => return Err(Error::NotFound(id.clone())),
+            Err(failure) => return Err(failed(doing, id, failure)),
+        };
+        let pid = inspected.state.and_then(|state| state.pid).unwrap_or_default();
+        let container = inspected.id.unwrap_or_default();
+        if pid == 0 || container.is_empty() {
+            return Err(failed(doing, id, "it does not run"));
+        }
+        let cgroup = Cgroup::of(pid, &container).map_err(|error| failed(doing, id, error))?;
+        Ok((cgroup, pid))
+    }
+
+    /// Promise 3: what was asked is what the kernel does, or there is no sandbox.
+    async fn verify(&self, id: &SandboxId) -> Result<(), Error> {
+        let record = read_record(&self.directory(id)).map_err(|error| failed("start", id, error))?;
+        let (cgroup, pid) = self.cgroup("start", id).await?;
+        let facts = cgroup.enforced().and_then(|enforced| Facts::read(pid, enforced));
+        let gaps = facts.map_err(|error| failed("start", id, error))?.gaps(&record.limits);
+        match gaps.is_empty() {
+            true => Ok(()),
+            false => Err(unsupported(gaps.join("; "))),
+        }
+    }
+}
+
+#[async_trait]
+impl Backend for Docker {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            name: BackendName::Docker,
+            isolations: vec![Isolation::Container],
+            user_namespace: self.remap.is_some(),
+            freeze: true,
+        }
+    }
+
+    #[instrument(skip_all, fields(sandbox = %spec.id))]
+    async fn create(&self, spec: &Spec) -> Result<Handle, Error> {
+        if spec.isolation != Isolation::Container {
+            return Err(Error::Unsupported {
+                wanted: format!("isolation `{}`", spec.isolation),
+                missing: "the backend `docker` gives only `container`".into(),
+            });
+        }
+        let handle = Handle {
+            id: spec.id.clone(),
+            identity: spec.identity,
+            user: self.user(spec.identity)?,
+        };
+        let fingerprint = blake3::hash(json(spec).as_bytes()).to_hex()[..32].to_owned();
+        let existing = self
+            .containers(&spec.id)
+            .await
+            .map_err(|failure| failed("create", &spec.id, failure))?;
+        if let Some(container) = existing.first() {
+            return match label(container, LABEL_SPEC) == Some(fingerprint.as_str()) {
+                true => Ok(handle),
+                false => Err(failed("create", &spec.id, "it exists with another spec")),
+            };
+        }
+        let Err(cause) = self.make(spec, &handle, &fingerprint).await else {
+            return Ok(handle);
+        };
+        match self.destroy(&spec.id).await {
+            Ok(()) => Err(cause),
+            Err(cleanup) => Err(Error::CleanUp {
+                cause: Box::new(cause),
+                cleanup: Box::new(cleanup),
+            }),
+        }
+    }
+
+    #[instrument(skip_all, fields(sandbox = %sandbox.id))]
+    async fn start(&self, sandbox: &Handle) -> Result<(), Error> {
+        let id = &sandbox.id;
+        match self.engine.start(&name(id)).await {
+            Ok(()) => {}
+            Err(Failure::NotFound(_)) => return Err(Error::NotFound(id.clone())),
+            Err(failure) => return Err(failed("start", id, failure)),
+        }
+        self.guest_up(id).await?;
+        let Err(cause) = self.verify(id).await else {
+            return Ok(());
+        };
+        match self.destroy(id).await {
+            Ok(()) => Err(cause),
+            Err(cleanup) => Err(Error::CleanUp {
+                cause: Box::new(cause),
+                cleanup: Box::new(cleanup),
+            }),
+        }
+    }
+
+    async fn connect(&self, sandbox: &Handle) -> Result<UnixStream, Error> {
+        let id = &sandbox.id;
+        match channel::connect(&self.ctl(id)).await {
+            Ok(stream) => Ok(stream),
+            Err(_) if !self.directory(id).exists() => Err(Error::NotFound(id.clone())),
+            Err(error) => Err(Error::GuestLost {
+                sandbox: id.clone(),
+                reason: error.to_string(),
+            }),
+        }
+    }
+
+    async fn freeze(&self, sandbox: &Handle, frozen: bool) -> Result<(), Error> {
+        let (id, doing) = (&sandbox.id, if frozen { "freeze" } else { "thaw" });
+        let inspected = match self.engine.inspect(&name(id)).await {
+            Ok(inspected) => inspected,
+            Err(Failure::NotFound(_)) => return Err(Error::NotFound(id.clone())),
+            Err(failure) => return Err(failed(doing, id, failure)),
+        };
+        let is_frozen = inspected.state.and_then(|state| state.paused) == Some(true);
+        let done = match (frozen, is_frozen) {
+            (true, true) | (false, false) => Ok(()),
+            (true, false) => self.engine.pause(&name(id)).await,
+            (false, true) => self.engine.unpause(&name(id)).await,
+        };
+        done.map_err(|failure| failed(doing, id, failure))
+    }
+
+    async fn usage(&self, sandbox: &Handle) -> Result<Usage, Error> {
+        let doing = "count the usage of";
+        let (cgroup, _) = self.cgroup(doing, &sandbox.id).await?;
+        cgroup.usage().map_err(|error| failed(doing, &sandbox.id, error))
+    }
+
+    #[instrument(skip_all, fields(sandbox = %sandbox.id))]
+    async fn stop(&self, sandbox: &Handle, grace: Duration) -> Result<(), Error> {
+        let id = &sandbox.id;
+        // A frozen process takes no signal.
+        self.freeze(sandbox, false).await?;
+        match self.engine.stop(&name(id), grace).await {
+            Ok(()) => Ok(()),
+            Err(Failure::NotFound(_)) => Err(Error::NotFound(id.clone())),
+            Err(failure) => Err(failed("stop", id, failure)),
+        }
+    }
+
+    #[instrument(skip_all, fields(sandbox = %sandbox))]
+    async fn destroy(&self, sandbox: &SandboxId) -> Result<(), Error> {
+        let failure = |failure| failed("destroy", sandbox, failure);
+        let deadline = Instant::now() + REMOVED;
+        loop {
+            let containers = self.containers(sandbox).await.map_err(failure)?;
+            let Some(container) = containers.first().and_then(|container| container.id.as_deref()) else {
+                break;
+            };
+            match self.engine.remove(container).await {
+                Ok(()) | Err(Failure::NotFound(_)) => {}
+                // Frozen, or a removal is under way.
+                Err(Failure::Conflict(_) | Failure::Refused(_)) if Instant::now() < deadline => {
+                    let thawed = self.engine.unpause(container).await;
+                    debug!(container, ?thawed, "not removed yet");
+                    tokio::time::sleep(POLL).await;
+                }
+                Err(other) => return Err(failure(other)),
+            }
+        }
+        remove_tree(&self.directory(sandbox)).map_err(|error| failed("destroy", sandbox, error))
+    }
+
+    async fn list_owned(&self) -> Result<Vec<Owned>, Error> {
+        let cannot = |reason: String| {
+            unsupported(format!(
+                "the sandboxes of this data directory cannot be listed: {reason}"
+            ))
+        };
+        let mut records: BTreeMap<SandboxId, Record> = BTreeMap::new();
+        for (id, record) in recorded(&self.sandboxes).map_err(|error| cannot(error.to_string()))? {
+            records.insert(id, record);
+        }
+        let labels = [(LABEL_DATA, self.data_label.as_str())];
+        let containers = self.engine.list(&labels).await;
+        for container in containers.map_err(|failure| cannot(failure.to_string()))? {
+            let id = label(&container, LABEL_SANDBOX).and_then(|id| id.parse::<SandboxId>().ok());
+            let record = label(&container, LABEL_RECORD).and_then(|text| serde_json::from_str(text).ok());
+            // Labels come from images too; the name does not.
+            if let (Some(id), Some(record)) = (id.filter(|id| is_named(&container, id)), record) {
+                records.insert(id, record);
+            }
+        }
+        let mut owned = Vec::new();
+        for (id, record) in records {
+            owned.push(Owned {
+                id,
+                owner_alive: record.owner.is_alive().map_err(|error| cannot(error.to_string()))?,
+                identity: record.identity,
+            });
+        }
+        Ok(owned)
+    }
+}
+
+fn name(id: &SandboxId) -> String {
+    format!("exuvia-{id}")
+}
+
+fn is_named(container: &bollard::models::ContainerSummary, id: &SandboxId) -> bool {
+    let wanted = format!("/{}", name(id));
+    container.names.iter().flatten().any(|name| *name == wanted)
+}
+
+fn label<'a>(container: &'a bollard::models::ContainerSummary, name: &str) -> Option<&'a str> {
+    container.labels.as_ref()?.get(name).map(String::as_str)
+}
+
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("plain data with text keys")
+}
+
+fn unsupported(missing: String) -> Error {
+    Error::Unsupported {
+        wanted: "a sandbox of the backend `docker`".into(),
+        missing,
+    }
+}
+
+fn failed(doing: &'static str, sandbox: &SandboxId, reason: impl ToString) -> Error {
+    Error::Backend {
+        doing,
+        sandbox: sandbox.clone(),
+        reason: reason.to_string(),
+    }
+}
+
+/// The engine keeps a remapped world in a folder that is named for its first ids, `…/100000.100000`.
+fn remapped_base(root: Option<&str>) -> Option<u32> {
+    let (uid, gid) = Path::new(root?).file_name()?.to_str()?.split_once('.')?;
+    let (uid, gid): (u32, u32) = (uid.parse().ok()?, gid.parse().ok()?);
+    (uid == gid).then_some(uid)
+}
+
+fn prepare(data_dir: &Path) -> io::Result<(PathBuf, PathBuf, Owner)> {
+    fs::create_dir_all(data_dir)?;
+    let data_dir = data_dir.canonicalize()?;
+    private_directory(&data_dir.join("sandboxes"))?;
+    let guest = guest_file::install(&data_dir)?;
+    Ok((data_dir, guest, Owner::current()?))
+}
+
+/// Writes a file so that a reader sees all of it or none, also after a crash in between.
+fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let unfinished = path.with_extension("new");
+    fs::write(&unfinished, bytes)?;
+    fs::rename(&unfinished, path)
+}
+
+fn private_directory(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// Removes a directory and all in it, following no link.
+fn remove_tree(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+fn read_record(directory: &Path) -> io::Result<Record> {
+    let bytes = fs::read(directory.join("docker.json"))?;
+    serde_json::from_slice(&bytes).map_err(io::Error::other)
+}
+
+/// Sandboxes of this backend that have a directory, also when their container never came to be.
+fn recorded(sandboxes: &Path) -> io::Result<Vec<(SandboxId, Record)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(sandboxes)? {
+        let entry = entry?;
+        let Some(id) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        match read_record(&entry.path()) {
+            Ok(record) => found.push((id, record)),
+            // Another backend's, or gone meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,282 @@
+//! The `oci` backend: containers made by `libcontainer` in a short-lived helper process, no daemon.
+//!
+//! Owns `DATA/sandboxes/ID` (one directory per sandbox), `DATA/identities`, `DATA/bin`, and the control group of each sandbox.
+//! Must not know: policies, runs, what is said to the guest.
+//!
+//! How a sandbox comes to be, and what undoes each step:
+//!
+//! ```text
+//! server    record.rs  directory + owner.json appear by one rename      removed last
+//!           cgroup     group made, limits set and read back             killed, awaited, removed
+//!           socket.rs  guest.sock bound, its listener handed on         goes with the directory
+//! launcher  launch.rs  enters the group: from here it is killed with it
+//!           stage.rs   namespaces, mounts, a root of its own            end with the last process in them
+//!           bundle.rs  OCI bundle -> libcontainer: create, start
+//! guest     PID 1, accepts on descriptor 3
+//! ```
+//!
+//! Nothing but the directory, the group and the processes in it exists outside the container's own namespaces, and all
+//! three are found by the sandbox's id. So whoever finds the directory can end the sandbox (`ruin.rs`), at any point of the set-up and
+//! from any process. A launcher that comes late cannot enter a group that is gone.
+
+mod bundle;
+mod identity;
+pub mod launch;
+mod make;
+mod record;
+mod ruin;
+mod socket;
+mod stage;
+
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::net::UnixStream;
+
+pub use identity::{FIRST_BASE, allocate, release};
+
+use super::{Backend, Capabilities, Handle, Owned};
+use crate::ids::SandboxId;
+use crate::sandbox::cgroup::{self, Hierarchies};
+use crate::sandbox::{BackendName, Error, Identity, Isolation, Spec, Usage};
+
+/// The hidden sub-command under which a binary that uses this backend must call [`launch::launch_main`].
+pub const LAUNCH: &str = "internal-oci-launch";
+
+/// The guest, as the build script made it.
+const GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/exuvia-guest"));
+
+/// Containers by `libcontainer`. Cheap to clone; all state is on disk and in the kernel.
+#[derive(Debug, Clone)]
+pub struct Oci {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    data_dir: PathBuf,
+    launcher: PathBuf,
+    guest: PathBuf,
+    hierarchies: Hierarchies,
+}
+
+impl Oci {
+    /// Prepares `data_dir`. `launcher` is a binary that calls [`launch::launch_main`] when its first argument is [`LAUNCH`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when this process is not root, or the host lacks control groups.
+    pub fn new(data_dir: &Path, launcher: PathBuf) -> Result<Self, Error> {
+        if !nix::unistd::geteuid().is_root() {
+            return Err(unsupported(
+                "the process is not root, which control groups and uid ranges need".to_owned(),
+            ));
+        }
+        let hierarchies = Hierarchies::detect().map_err(|error| unsupported(crate::error::chain(&error)))?;
+        let prepared = prepare(data_dir).and_then(|()| {
+            let data_dir = fs::canonicalize(data_dir)?;
+            let guest = install_guest(&data_dir)?;
+            Ok(Shared {
+                data_dir,
+                launcher,
+                guest,
+                hierarchies,
+            })
+        });
+        let shared = prepared.map_err(|error| {
+            unsupported(format!(
+                "the data directory `{}` is not usable: {error}",
+                data_dir.display()
+            ))
+        })?;
+        record::sweep(&shared.data_dir);
+        Ok(Self {
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// Runs blocking work to its end, also when the caller stops waiting: nothing is left half done.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Shared) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let shared = Arc::clone(&self.shared);
+        match tokio::task::spawn_blocking(move || work(&shared)).await {
+            Ok(result) => result,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(error) => Err(unsupported(format!("the runtime is shutting down: {error}"))),
+            },
+        }
+    }
+}
+
+impl Shared {
+    fn sandboxes(&self) -> PathBuf {
+        self.data_dir.join("sandboxes")
+    }
+
+    fn dir(&self, id: &SandboxId) -> PathBuf {
+        self.sandboxes().join(id.as_str())
+    }
+
+    fn group(&self, id: &SandboxId) -> cgroup::Group {
+        self.hierarchies.group(id.as_str())
+    }
+
+    /// The record of a sandbox that exists.
+    fn record(&self, id: &SandboxId) -> Result<record::Record, Error> {
+        record::read(&self.dir(id)).ok_or_else(|| Error::NotFound(id.clone()))
+    }
+}
+
+#[async_trait]
+impl Backend for Oci {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            name: BackendName::Oci,
+            isolations: vec![Isolation::Container],
+            user_namespace: true,
+            freeze: true,
+        }
+    }
+
+    async fn create(&self, spec: &Spec) -> Result<Handle, Error> {
+        let spec = spec.clone();
+        self.blocking(move |shared| make::create(shared, &spec)).await
+    }
+
+    /// The guest is up since `create` and runs nothing by itself: this checks that it still is.
+    async fn start(&self, sandbox: &Handle) -> Result<(), Error> {
+        let id = sandbox.id.clone();
+        self.blocking(move |shared| match shared.record(&id)?.init {
+            Some(init) if init.is_alive() => Ok(()),
+            Some(_) | None => Err(failed("start", &id, "its first process has ended")),
+        })
+        .await
+    }
+
+    async fn connect(&self, sandbox: &Handle) -> Result<UnixStream, Error> {
+        let id = sandbox.id.clone();
+        let stream = self.blocking(move |shared| {
+            let dir = shared.dir(&id);
+            if !dir.exists() {
+                return Err(Error::NotFound(id));
+            }
+            socket::connect(&dir).map_err(|error| Error::GuestLost {
+                sandbox: id,
+                reason: error.to_string(),
+            })
+        });
+        let id = sandbox.id.clone();
+        UnixStream::from_std(stream.await?).map_err(|error| Error::GuestLost {
+            sandbox: id,
+            reason: error.to_string(),
+        })
+    }
+
+    async fn freeze(&self, sandbox: &Handle, frozen: bool) -> Result<(), Error> {
+        let id = sandbox.id.clone();
+        self.blocking(move |shared| {
+            shared.record(&id)?;
+            shared
+                .group(&id)
+                .freeze(frozen)
+                .map_err(|error| of_cgroup("freeze", &id, &error))
+        })
+        .await
+    }
+
+    async fn usage(&self, sandbox: &Handle) -> Result<Usage, Error> {
+        let id = sandbox.id.clone();
+        self.blocking(move |shared| {
+            shared.record(&id)?;
+            shared
+                .group(&id)
+                .usage()
+                .map_err(|error| of_cgroup("read the counters of", &id, &error))
+        })
+        .await
+    }
+
+    async fn stop(&self, sandbox: &Handle, grace: Duration) -> Result<(), Error> {
+        let id = sandbox.id.clone();
+        self.blocking(move |shared| ruin::stop(shared, &id, grace)).await
+    }
+
+    async fn destroy(&self, sandbox: &SandboxId) -> Result<(), Error> {
+        let id = sandbox.clone();
+        self.blocking(move |shared| ruin::destroy(shared, &id)).await
+    }
+
+    async fn list_owned(&self) -> Result<Vec<Owned>, Error> {
+        self.blocking(|shared| {
+            let found = record::list(&shared.sandboxes());
+            Ok(found
+                .into_iter()
+                .map(|(id, record)| match record {
+                    Some(record) => Owned {
+                        id,
+                        owner_alive: record.owner_is_alive(),
+                        identity: record.identity,
+                    },
+                    // Unreadable, as after a power cut: nobody can be using it.
+                    None => Owned {
+                        id,
+                        owner_alive: false,
+                        identity: Identity { base: 0 },
+                    },
+                })
+                .collect())
+        })
+        .await
+    }
+}
+
+fn prepare(data_dir: &Path) -> std::io::Result<()> {
+    // Guests' ids have no business below here; root alone walks through.
+    let private = |dir: PathBuf| {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o700))
+    };
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(data_dir)?;
+    private(data_dir.join("sandboxes"))?;
+    private(data_dir.join("identities"))?;
+    private(data_dir.join("bin"))
+}
+
+/// Puts the guest where it can be bound from; its name is its hash, so versions do not meet.
+fn install_guest(data_dir: &Path) -> std::io::Result<PathBuf> {
+    let bin = data_dir.join("bin");
+    let path = bin.join(format!("guest-{}", &blake3::hash(GUEST).to_hex()[..32]));
+    if fs::metadata(&path).is_ok_and(|found| found.len() == GUEST.len() as u64) {
+        return Ok(path);
+    }
+    let mut file = tempfile::NamedTempFile::new_in(&bin)?;
+    std::io::Write::write_all(&mut file, GUEST)?;
+    file.as_file().set_permissions(fs::Permissions::from_mode(0o555))?;
+    file.persist(&path)?;
+    Ok(path)
+}
+
+fn unsupported(missing: String) -> Error {
+    Error::Unsupported {
+        wanted: "a sandbox of the `oci` backend".to_owned(),
+        missing,
+    }
+}
+
+fn failed(doing: &'static str, sandbox: &SandboxId, reason: impl ToString) -> Error {
+    Error::Backend {
+        doing,
+        sandbox: sandbox.clone(),
+        reason: reason.to_string(),
+    }
+}
+
+fn of_cgroup(doing: &'static str, sandbox: &SandboxId, error: &cgroup::Error) -> Error {
+    failed(doing, sandbox, crate::error::chain(error))
+}

@@ -1,0 +1,230 @@
+//! Cases with real programs: whole trees, descriptors, powers.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::Case;
+use crate::sandbox::exec::{Cause, Stdin};
+use crate::sandbox::{Command, Output};
+
+/// Marks processes of a case, so that leftovers can be told from others. `sleep` is the tree.
+const SLEEPERS: &str =
+    "for p in /proc/[0-9]*/comm; do read -r name 2>/dev/null < $p && [ $name = sleep ] && echo $p; done; true";
+
+async fn assert_no_sleepers(case: &Case) {
+    // What was killed may take a moment to be gone from /proc where nobody promised to wait for it.
+    for _ in 0..100 {
+        if case.output(SLEEPERS).await.is_empty() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("left running: {}", case.output(SLEEPERS).await);
+}
+
+/// T1: background, own session, double fork, and a program that ignores SIGTERM.
+pub async fn time_up_takes_the_whole_tree(case: &Case) {
+    let script = "trap '' TERM; echo begun
+        sleep 301 & setsid sleep 302 & (setsid sh -c 'trap \"\" TERM; sleep 303 & sleep 304' &) ; sleep 305; sleep 306";
+    let finished = case
+        .run(Command::shell(script).timeout(Duration::from_millis(400)))
+        .await;
+    assert_eq!(finished.ended.cause, Cause::TimedOut { after_ms: 400 });
+    assert_eq!(finished.stdout.bytes(), b"begun\n");
+    // Gone when the result is there, not some time after.
+    assert_eq!(case.output(SLEEPERS).await, "");
+}
+
+/// T2.
+pub async fn a_background_child_does_not_hold_the_result(case: &Case) {
+    let finished = case.sh("sleep 300 & setsid sleep 300 & echo done").await;
+    assert_eq!(finished.stdout.bytes(), b"done\n");
+    assert_eq!(finished.ended.cause, Cause::Exited { code: 0 });
+    assert!(
+        finished.ended.killed_descendants >= 1,
+        "they are counted: {:?}",
+        finished.ended
+    );
+    assert_eq!(case.output(SLEEPERS).await, "");
+}
+
+pub async fn hanging_up_kills_the_tree(case: &Case) {
+    let mut exec = case
+        .sandbox
+        .exec(Command::shell("setsid sleep 300 & echo begun; sleep 300"))
+        .await
+        .unwrap();
+    assert_eq!(exec.output.recv().await, Some(Output::Stdout(b"begun\n".to_vec())));
+    drop(exec);
+    assert_no_sleepers(case).await;
+}
+
+pub async fn a_fork_bomb_ends(case: &Case) {
+    // Bounded by itself too, for a backend without a cap on processes.
+    let script = "f() { [ $1 -gt 0 ] || exec sleep 300; f $(($1 - 1)) & f $(($1 - 1)) & wait; }; f 4";
+    let finished = case
+        .run(Command::shell(script).timeout(Duration::from_millis(500)))
+        .await;
+    assert!(
+        matches!(finished.ended.cause, Cause::TimedOut { .. } | Cause::Exited { .. }),
+        "{:?}",
+        finished.ended
+    );
+    assert_eq!(case.output(SLEEPERS).await, "");
+}
+
+/// T7 and T9, smaller.
+pub async fn large_output_and_slow_consumers(case: &Case) {
+    const SIZE: u64 = 32 << 20;
+    let command = Command::shell("head -c 33554432 /dev/zero | tr '\\0' x; echo end").timeout(Duration::from_secs(60));
+    let finished = case.sandbox.run(command, 1000).await.unwrap();
+    assert_eq!(finished.ended.cause, Cause::Exited { code: 0 });
+    assert_eq!(finished.stdout.total_bytes(), SIZE + 4);
+    assert!(finished.stdout.head().iter().all(|byte| *byte == b'x') && finished.stdout.tail().ends_with(b"xend\n"));
+    // A consumer that stops reading stops the program, not the guest; and nothing is lost.
+    let mut exec = case
+        .sandbox
+        .exec(Command::shell("head -c 8388608 /dev/zero"))
+        .await
+        .unwrap();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(case.sh("true").await.ended.is_success());
+    let mut length = 0;
+    while let Some(output) = exec.output.recv().await {
+        match output {
+            Output::Stdout(bytes) | Output::Stderr(bytes) => length += bytes.len(),
+        }
+    }
+    assert_eq!((length, exec.ended().await.cause), (8 << 20, Cause::Exited { code: 0 }));
+}
+
+/// T9.
+pub async fn large_input(case: &Case) {
+    let bytes: Vec<u8> = (0..8_u32 << 20).map(|n| n as u8).collect();
+    let command = Command::shell("cat > big; wc -c < big").stdin(Stdin::Bytes(bytes.clone()));
+    assert_eq!(
+        case.run(command.timeout(Duration::from_secs(60)))
+            .await
+            .stdout
+            .text()
+            .trim(),
+        "8388608"
+    );
+    assert!(std::fs::read(case.workspace.path().join("big")).unwrap() == bytes);
+    // Both ways at once.
+    let command = Command::new(["cat"]).stdin(Stdin::Bytes(bytes[..1 << 20].to_vec()));
+    assert!(case.run(command).await.stdout.bytes() == bytes[..1 << 20]);
+    // A program that closes its input early still ends well.
+    let command = Command::shell("exec <&-; sleep 0.2; exit 3").stdin(Stdin::Bytes(bytes));
+    assert_eq!(case.run(command).await.ended.cause, Cause::Exited { code: 3 });
+}
+
+pub async fn unread_input_does_not_hold_a_kill(case: &Case) {
+    let command = Command::new(["sleep", "300"]).stdin(Stdin::Bytes(vec![0; 4 << 20]));
+    let exec = case.sandbox.exec(command).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    exec.kill("bob").await.unwrap();
+    assert_eq!(exec.ended().await.cause, Cause::Killed { by: "bob".to_owned() });
+}
+
+pub async fn signals_reach_the_group(case: &Case) {
+    let script = "trap 'echo usr1; exit 5' USR1; echo ready; while :; do sleep 0.05; done";
+    let mut exec = case.sandbox.exec(Command::shell(script)).await.unwrap();
+    assert_eq!(exec.output.recv().await, Some(Output::Stdout(b"ready\n".to_vec())));
+    exec.control().signal(libc::SIGUSR1).await.unwrap();
+    let finished = exec.finish(100).await;
+    assert_eq!(finished.stdout.bytes(), b"usr1\n");
+    assert_eq!(finished.ended.cause, Cause::Exited { code: 5 });
+    let finished = case.sh("kill -9 $$").await;
+    assert_eq!(
+        finished.ended.cause,
+        Cause::Signalled { signal: libc::SIGKILL },
+        "its own doing, so no more than that"
+    );
+}
+
+pub async fn nothing_is_inherited(case: &Case) {
+    // The listing's own descriptor is the fourth.
+    assert_eq!(case.output("ls /proc/self/fd | tr '\\n' ' '").await, "0 1 2 3 ");
+    assert_eq!(case.output("umask; ulimit -c; ulimit -n").await, "0022\n0\n256\n");
+    assert_eq!(
+        case.output("grep -E '^Sig(Blk|Ign)' /proc/self/status").await,
+        "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n"
+    );
+    assert_eq!(case.output("readlink /proc/self/fd/0").await, "/dev/null\n");
+}
+
+/// The five capability sets, no_new_privs, a filter, a user without groups.
+pub async fn programs_have_no_power(case: &Case) {
+    let status = case.output("cat /proc/self/status").await;
+    let field = |name: &str| {
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.unwrap_or_else(|| panic!("no {name}")).trim().to_owned()
+    };
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert_eq!(field(set), "0000000000000000", "{set}");
+    }
+    assert_eq!(
+        (field("NoNewPrivs"), field("Seccomp"), field("Groups")),
+        ("1".to_owned(), "2".to_owned(), String::new())
+    );
+    let user = case.sandbox.handle().user.to_string();
+    let four = [user.as_str(); 4].join("\t");
+    assert_eq!((field("Uid"), field("Gid")), (four.clone(), four));
+}
+
+/// T10 of the threat list: the guest side of it.
+pub async fn garbage_does_not_hurt_the_guest(case: &Case) {
+    let handle = case.sandbox.handle();
+    let garbage: [&[u8]; 4] = [b"", b"\xff\xff\xff\xff", b"\0\0\0\x04\xff\xff\xff\xff", b"\0\0\0\0"];
+    for bytes in garbage {
+        let mut stream = case.subject.backend.connect(handle).await.unwrap();
+        stream.write_all(bytes).await.unwrap();
+        stream.shutdown().await.unwrap();
+        // Some end the connection with a fault, some without; none leaves it open.
+        let _ = stream.read_to_end(&mut Vec::new()).await;
+    }
+    assert!(case.sh("true").await.ended.is_success());
+}
+
+pub async fn many_at_once(case: &Case) {
+    let run = |n: usize| async move {
+        let finished = case.sh(&format!("sleep 0.1; echo {n}")).await;
+        (finished.stdout.text(), finished.ended.cause)
+    };
+    let results = futures::future::join_all((0..12).map(run)).await;
+    for (n, result) in results.into_iter().enumerate() {
+        assert_eq!(result, (format!("{n}\n"), Cause::Exited { code: 0 }));
+    }
+    // The guest reaps what others leave: no zombie stays. A shim may be one for a moment after its last word.
+    let zombies = "for p in /proc/[0-9]*/stat; do cat $p 2>/dev/null; done | grep -c ') Z ' || true";
+    for _ in 0..50 {
+        if case.output(zombies).await == "0\n" {
+            return;
+        }
+    }
+    panic!("zombies: {}", case.output(zombies).await);
+}
+
+pub async fn stop_ends_everything(case: &Case) {
+    let script = "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.05; done";
+    let mut exec = case.sandbox.exec(Command::shell(script)).await.unwrap();
+    assert_eq!(exec.output.recv().await, Some(Output::Stdout(b"ready\n".to_vec())));
+    let backend = &case.subject.backend;
+    backend
+        .stop(case.sandbox.handle(), Duration::from_secs(5))
+        .await
+        .unwrap();
+    let finished = exec.finish(100).await;
+    assert_eq!(
+        (finished.stdout.bytes(), finished.ended.cause),
+        (b"bye\n".to_vec(), Cause::Exited { code: 0 })
+    );
+    case.sandbox
+        .exec(Command::new(["true"]))
+        .await
+        .expect_err("it is stopped");
+}

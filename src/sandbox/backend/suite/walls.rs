@@ -1,0 +1,97 @@
+//! Cases for backends that cap and that wall off.
+
+use super::Case;
+use crate::sandbox::Command;
+use crate::sandbox::exec::Cause;
+
+/// T6.
+pub async fn memory_is_capped(case: &Case) {
+    // tail(1) keeps the one endless line in memory. The shell lives on, and tells of its child's end by its own code.
+    let finished = case.sh("head -c 400m /dev/zero | tail -n 1 | wc -c; exit 9").await;
+    let limit = case.sandbox.limits().memory_bytes;
+    match finished.ended.cause {
+        Cause::OutOfMemory {
+            limit_bytes,
+            peak_bytes,
+        } => {
+            assert_eq!(limit_bytes, limit);
+            assert!(
+                peak_bytes > limit / 2 && peak_bytes <= limit + (1 << 20),
+                "peak {peak_bytes}"
+            );
+        }
+        other => panic!("{other:?}: {}", finished.stderr.text()),
+    }
+    assert_eq!(
+        case.sh("exit 9").await.ended.cause,
+        Cause::Exited { code: 9 },
+        "an old kill explains no new end"
+    );
+}
+
+pub async fn processes_are_capped(case: &Case) {
+    let before = case.sandbox.usage().await.unwrap();
+    let script = "n=0; while [ $n -lt 200 ]; do sleep 300 & n=$((n + 1)); done; echo all";
+    let finished = case.sh(script).await;
+    assert!(
+        !finished.ended.is_success(),
+        "200 processes came to be: {}",
+        finished.stdout.text()
+    );
+    let after = case.sandbox.usage().await.unwrap();
+    assert!(after.pids_refused > before.pids_refused, "{after:?}");
+    assert!(
+        case.sh("true").await.ended.is_success(),
+        "room again when they are gone"
+    );
+}
+
+pub async fn files_are_capped(case: &Case) {
+    let finished = case.sh("head -c 64m /dev/zero > /tmp/big").await;
+    assert!(!finished.ended.is_success(), "/tmp held more than its size");
+    case.output("rm -f /tmp/big").await;
+    assert_eq!(case.output("ulimit -c; ulimit -n").await, "0\n256\n");
+}
+
+pub async fn the_root_is_read_only(case: &Case) {
+    let script = "for d in / /usr /etc /dev /proc /sys; do (: > $d/exuvia-probe) 2>/dev/null && echo $d; done; true";
+    assert_eq!(case.output(script).await, "");
+    assert_eq!(
+        case.output("echo x > /tmp/probe; echo x > /workspace/probe; cat /tmp/probe probe")
+            .await,
+        "x\nx\n"
+    );
+    assert_eq!(std::fs::read(case.workspace.path().join("probe")).unwrap(), b"x\n");
+}
+
+pub async fn there_is_no_network(case: &Case) {
+    let interfaces = case.output("tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '").await;
+    assert_eq!(interfaces, "lo\n");
+    assert_eq!(case.output("tail -n +2 /proc/net/route").await, "", "no route");
+}
+
+/// Nothing of PID 1 can be read, stopped or killed by a program.
+pub async fn the_agent_is_out_of_reach(case: &Case) {
+    let probes = [
+        "ls /proc/1/fd",
+        "cat /proc/1/environ",
+        "cat /proc/1/maps",
+        "readlink /proc/1/exe",
+        "readlink /proc/1/root",
+        "head -c 1 /proc/1/mem",
+        "kill -STOP 1",
+        "kill -KILL 1",
+        // The shim of this very exec.
+        "kill -KILL $PPID",
+        "ls /proc/$PPID/fd",
+    ];
+    for probe in probes {
+        let finished = case.run(Command::shell(probe)).await;
+        assert!(
+            matches!(finished.ended.cause, Cause::Exited { code: 1.. }),
+            "`{probe}`: {:?}",
+            finished.ended
+        );
+        assert_eq!(finished.stdout.text(), "", "`{probe}`");
+    }
+}

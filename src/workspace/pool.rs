@@ -1,0 +1,177 @@
+//! Workspaces for async callers: the one place where their blocking work is done, with a limit.
+
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use futures::{Stream, StreamExt};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::io::{StreamReader, SyncIoBridge};
+
+use super::apply::Applied;
+use super::folder::Folder;
+use super::index::Index;
+use super::limits::Limits;
+use super::materialise::Owner;
+use super::patch::{Patch, PatchLimits};
+use super::snapshot::Snapshot;
+use super::trees::{Revision, Trees};
+use super::{BlobId, Error, TreeId};
+
+/// Jobs that may block at the same time.
+const SIDE_BY_SIDE: usize = 8;
+/// Bytes of one piece of an archive, and pieces that may wait for a slow reader.
+const PIECE: usize = 256 << 10;
+const PIECES: usize = 8;
+
+/// Trees, for async callers; clones share the limit.
+///
+/// A dropped future lets its job run to its end; every job leaves whole objects only.
+#[derive(Debug, Clone)]
+pub struct Pool {
+    trees: Trees,
+    permits: Arc<Semaphore>,
+}
+
+impl Pool {
+    pub fn new(trees: Trees) -> Self {
+        Self {
+            trees,
+            permits: Arc::new(Semaphore::new(SIDE_BY_SIDE)),
+        }
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&Trees) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let permit = Arc::clone(&self.permits)
+            .acquire_owned()
+            .await
+            .expect("the semaphore is never closed");
+        let trees = self.trees.clone();
+        let joined = tokio::task::spawn_blocking(move || {
+            let result = job(&trees);
+            drop(permit);
+            result
+        });
+        match joined.await {
+            Ok(result) => result,
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
+    }
+
+    /// The tree with nothing in it.
+    pub async fn empty(&self) -> Result<TreeId, Error> {
+        self.run(Trees::empty).await
+    }
+
+    /// # Errors
+    /// [`Error::Missing`] when the store does not have the root of that tree.
+    pub async fn require(&self, tree: TreeId) -> Result<TreeId, Error> {
+        self.run(move |trees| trees.tree(tree).map(|_| tree)).await
+    }
+
+    /// Takes in a directory of the user's.
+    pub async fn import(&self, directory: &Path) -> Result<Snapshot, Error> {
+        let directory = directory.to_owned();
+        self.run(move |trees| trees.import(&directory, Limits::default())).await
+    }
+
+    /// Writes a revision into an absent or empty directory.
+    pub async fn materialise(&self, revision: Revision, into: PathBuf, owner: Option<Owner>) -> Result<Index, Error> {
+        self.run(move |trees| trees.materialise(revision, &into, owner)).await
+    }
+
+    /// Takes what a directory holds now; `base` is what it was known to hold.
+    pub async fn snapshot(&self, directory: PathBuf, base: Index) -> Result<Snapshot, Error> {
+        self.run(move |trees| {
+            let folder = Folder::open(&directory)
+                .map_err(|error| Error::io("open", directory.as_os_str().as_encoded_bytes(), error))?;
+            trees.snapshot(&folder, Some(&base), Limits::default())
+        })
+        .await
+    }
+
+    /// The difference of two trees as a patch.
+    pub async fn patch(&self, old: TreeId, new: TreeId) -> Result<Patch, Error> {
+        self.run(move |trees| trees.patch(old, new, &PatchLimits::default()))
+            .await
+    }
+
+    /// Writes what changed from `base` to `new` into a directory of the user's.
+    pub async fn apply(&self, directory: &Path, base: TreeId, new: TreeId) -> Result<Applied, Error> {
+        let directory = directory.to_owned();
+        self.run(move |trees| trees.apply(&directory, base, new)).await
+    }
+
+    pub async fn put_artifact(&self, bytes: Vec<u8>) -> Result<BlobId, Error> {
+        self.run(move |trees| trees.put_artifact(&bytes)).await
+    }
+
+    /// A whole artifact.
+    pub async fn artifact(&self, id: BlobId) -> Result<Vec<u8>, Error> {
+        self.run(move |trees| trees.artifact(id, 0..u64::MAX)).await
+    }
+
+    /// Takes in an archive as it comes.
+    pub async fn take_archive(
+        &self,
+        pieces: impl Stream<Item = io::Result<Vec<u8>>> + Send + Unpin + 'static,
+    ) -> Result<Revision, Error> {
+        let pieces = pieces.map(|piece| piece.map(io::Cursor::new));
+        let mut reader = SyncIoBridge::new(StreamReader::new(pieces));
+        self.run(move |trees| trees.read_tar(&mut reader as &mut dyn Read, Limits::default()))
+            .await
+    }
+
+    /// A revision as a tar stream; a reader that goes away ends it.
+    pub fn archive(&self, revision: Revision) -> impl Stream<Item = Result<Vec<u8>, Error>> + Send + use<> {
+        let (send, receive) = mpsc::channel(PIECES);
+        let pool = self.clone();
+        let writer = async move {
+            let pipe = send.clone();
+            let done = pool.run(move |trees| write_tar(trees, revision, pipe)).await;
+            if let Err(error) = done {
+                let _ = send.send(Err(error)).await;
+            }
+        };
+        // The job runs while the stream is polled; both end together.
+        let pieces = tokio_stream::wrappers::ReceiverStream::new(receive);
+        futures::stream::select(pieces.map(Some), futures::stream::once(writer).map(|()| None))
+            .filter_map(std::future::ready)
+    }
+}
+
+/// Packs a directory of the user's as a tar stream, as [`Pool::take_archive`] takes it.
+pub async fn pack(directory: &Path) -> Result<impl Stream<Item = Result<Vec<u8>, Error>> + Send + 'static, Error> {
+    let scratch = tempfile::tempdir().map_err(Error::Sink)?;
+    let pool = Pool::new(Trees::open(scratch.path())?);
+    let revision = pool.import(directory).await?.revision;
+    let pieces = pool.archive(revision);
+    // The scratch store lives as long as somebody reads from it.
+    Ok(pieces.map(move |piece| {
+        let _keep = &scratch;
+        piece
+    }))
+}
+
+fn write_tar(trees: &Trees, revision: Revision, pipe: mpsc::Sender<Result<Vec<u8>, Error>>) -> Result<(), Error> {
+    let mut out = io::BufWriter::with_capacity(PIECE, Pipe(pipe));
+    trees.write_tar(revision, &mut out)?;
+    out.flush().map_err(Error::Sink)
+}
+
+struct Pipe(mpsc::Sender<Result<Vec<u8>, Error>>);
+
+impl Write for Pipe {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
+        self.0.blocking_send(Ok(bytes.to_vec())).map_err(gone)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
