@@ -177,15 +177,17 @@ pub struct Denied {
 /// # Errors
 /// When the entry is not `Submitted` with number 1.
 pub fn start(entry: &Entry) -> Result<State, Denied> {
-    match &entry.event {
-        Event::Submitted(task) if entry.seq == 1 => Ok(State::submitted(task, entry.at)),
-        event => Err(Denied {
-            seq: entry.seq,
-            event: event.name(),
-            state: "nothing",
-            at: 0,
-        }),
+    if let Event::Submitted(task) = &entry.event
+        && entry.seq == 1
+    {
+        return Ok(State::submitted(task, entry.at));
     }
+    Err(Denied {
+        seq: entry.seq,
+        event: entry.event.name(),
+        state: "nothing",
+        at: 0,
+    })
 }
 
 /// The state that a checkpoint holds.

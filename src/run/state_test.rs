@@ -546,7 +546,7 @@ fn options(life: &Life, choice: u8) -> Vec<Event> {
                     step,
                     attempt,
                     fault,
-                    retry: choice % 2 == 0,
+                    retry: choice.is_multiple_of(2),
                 });
             }
             Effect::End { outcome } => events.push(Event::Ended { outcome }),
