@@ -1,4 +1,5 @@
-//! Messages as JSON, by the canonical mapping (protobuf.dev, "JSON Mapping"), with the fields' proto names and plain numbers.
+//! Messages as JSON, by the canonical mapping (protobuf.dev, "JSON Mapping"), with the fields' proto names, plain numbers
+//! and states by their public names (`FINISHED`).
 
 use std::sync::LazyLock;
 
@@ -20,9 +21,15 @@ pub fn event(event: &proto::Event) -> Value {
     let options = SerializeOptions::new()
         .stringify_64_bit_integers(false)
         .use_proto_field_name(true);
-    message
+    let mut object = message
         .serialize_with_options(serde_json::value::Serializer, &options)
-        .expect("a message is plain data")
+        .expect("a message is plain data");
+    for place in ["/state", "/ended/state"] {
+        if let Some(Value::String(state)) = object.pointer_mut(place) {
+            *state = state.trim_start_matches("RUN_STATE_").to_owned();
+        }
+    }
+    object
 }
 
 #[cfg(test)]
@@ -39,11 +46,12 @@ mod tests {
             seq: 2,
             run_id: "run_x".into(),
             kind: Some(kind),
+            state: proto::RunState::Reasoning.into(),
             ..Default::default()
         });
         assert_eq!(
             event,
-            serde_json::json!({ "seq": 2, "run_id": "run_x", "claimed": { "worker": "w", "fence": 3 } })
+            serde_json::json!({ "seq": 2, "run_id": "run_x", "state": "REASONING", "claimed": { "worker": "w", "fence": 3 } })
         );
     }
 }

@@ -96,6 +96,20 @@ pub fn steps(events: &[proto::Event]) -> Vec<Step> {
                     &summary,
                 ));
             }
+            Some(Kind::ApprovalDecided(decided)) if !decided.approved => {
+                let tool = tools.get(&decided.step).map_or("", String::as_str);
+                let why = format!("{}: {}", decided.by, decided.reason);
+                steps.push(plain(decided.step, "WAITING_APPROVAL", tool, "denied", 1, 0.0, &why));
+            }
+            Some(Kind::Ended(outcome)) if outcome.state() == proto::RunState::Finished => {
+                // `finish` runs nothing: that the run ended is its result.
+                let open = tools
+                    .iter()
+                    .find(|(step, tool)| *tool == "finish" && !steps.iter().any(|done: &Step| done.step == **step));
+                if let Some((step, tool)) = open {
+                    steps.push(plain(*step, "TOOL_CALLING", tool, "ok", 1, 0.0, &outcome.summary));
+                }
+            }
             Some(Kind::CheckFinished(done)) => {
                 let status = if done.passed { "ok" } else { "failed" };
                 let (_, summary) = result(done.result.as_ref());

@@ -50,8 +50,12 @@ pub async fn drive(
     wake: Arc<Notify>,
     stop: CancellationToken,
 ) -> Result<Rest, Error> {
-    let living = shop.living_owners().await?;
-    let record = shop.store.claim(&run, owner, &living).await?;
+    let holder = shop.store.run(&run).await?.owner;
+    let others: Vec<Owner> = holder
+        .into_iter()
+        .filter(|holder| holder != owner && holder.is_alive())
+        .collect();
+    let record = shop.store.claim(&run, owner, &others).await?;
     let mut driver = Driver::load(shop, record).await?;
     let rest = driver.go(owner, &wake, &stop).await;
     driver.leave(&rest).await;
@@ -82,6 +86,7 @@ impl Driver {
         }
         let checkpoint = shop.store.checkpoint(&record.run, None).await?;
         let state = super::fold(&record.run, &entries)?;
+        super::agree(&record.run, &entries, &checkpoint)?;
         let session = Session::of(&entries);
         let job = Arc::new(shop.job(&record, &session).await?);
         Ok(Self {
@@ -258,8 +263,9 @@ impl Driver {
             state: serde_json::to_value(&next).expect("a state is plain data"),
             at: entry.at,
         });
-        let mut records = trail::records(&self.record, &self.session, &entry);
-        records.extend(audit);
+        // What ran comes before the entry that tells how it ended.
+        let mut records = audit;
+        records.extend(trail::records(&self.record, &self.session, &entry));
         let revision = checkpoint
             .as_ref()
             .map_or(self.revision, |checkpoint| checkpoint.revision);

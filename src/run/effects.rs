@@ -19,7 +19,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::error::Fault;
 use crate::model::{self, ModelClient, NoTokens};
 use crate::policy::Policy;
-use crate::store::{Owner, RunRecord, Store};
+use crate::store::{RunRecord, Store};
 use crate::task::Task;
 use crate::tool::Effect as ToolEffect;
 use crate::tool::registry::{Builtin, Registry};
@@ -43,17 +43,6 @@ pub struct Shop {
 }
 
 impl Shop {
-    /// Owners of unfinished runs whose process still lives: their runs are not to be taken.
-    pub async fn living_owners(&self) -> Result<Vec<Owner>, Error> {
-        let me = Owner::current().map_err(Error::Host)?;
-        let runs = self.store.unfinished().await?;
-        Ok(runs
-            .into_iter()
-            .filter_map(|run| run.owner)
-            .filter(|owner| *owner != me && owner.is_alive())
-            .collect())
-    }
-
     /// What one run needs while it is driven.
     pub async fn job(&self, record: &RunRecord, session: &Session) -> Result<Job, Error> {
         let task = Task::from_value(self.store.spec(&record.task).await?)?;

@@ -30,6 +30,7 @@ pub use service::Service;
 
 use crate::error::Kind;
 use crate::ids::RunId;
+use crate::store::Checkpoint;
 use state::State;
 
 /// Folds a whole journal.
@@ -50,6 +51,20 @@ pub fn fold(run: &RunId, entries: &[Entry]) -> Result<State, Error> {
         state = state::step(&state, entry)?.0;
     }
     Ok(state)
+}
+
+/// Whether a checkpoint is what the journal makes of the entries up to it (requirements E13, F1): a build whose machine
+/// would have gone another way does not go on by guessing.
+fn agree(run: &RunId, entries: &[Entry], checkpoint: &Checkpoint) -> Result<(), Error> {
+    let upto = entries.partition_point(|entry| entry.seq <= checkpoint.seq);
+    let folded = fold(run, &entries[..upto])?;
+    if folded == state::of_checkpoint(run, checkpoint)? {
+        return Ok(());
+    }
+    Err(Error::Diverged {
+        run: run.clone(),
+        revision: checkpoint.revision,
+    })
 }
 
 /// What can go wrong with a run, apart from how it ends.
@@ -78,6 +93,8 @@ pub enum Error {
         #[source]
         source: serde_json::Error,
     },
+    #[error("checkpoint {revision} of run `{run}` is not what this build makes of its journal")]
+    Diverged { run: RunId, revision: u64 },
     #[error("run `{0}` has no journal")]
     NoJournal(RunId),
     #[error("no tool call has step {0}")]
@@ -109,7 +126,9 @@ impl Error {
             Self::Workspace(error) => error.kind(),
             Self::Bench(error) => error.kind(),
             Self::Invalid(_) | Self::Budgets(_) => Kind::Invalid,
-            Self::NoApproval(_) | Self::WrongState { .. } | Self::UnknownVersion { .. } => Kind::WrongState,
+            Self::NoApproval(_) | Self::WrongState { .. } | Self::UnknownVersion { .. } | Self::Diverged { .. } => {
+                Kind::WrongState
+            }
             Self::Task(_)
             | Self::Checkpoint { .. }
             | Self::Denied(_)
@@ -143,6 +162,7 @@ impl Error {
             Self::Invalid(_) => "INVALID",
             Self::Budgets(_) => "BUDGETS",
             Self::WrongState { .. } => "WRONG_STATE",
+            Self::Diverged { .. } => "CHECKPOINT_DIVERGED",
         }
     }
 }
