@@ -21,6 +21,7 @@ use crate::model::{self, ModelClient, NoTokens};
 use crate::policy::Policy;
 use crate::store::{RunRecord, Store};
 use crate::task::Task;
+use crate::tasks::Tasks;
 use crate::tool::Effect as ToolEffect;
 use crate::tool::registry::{Builtin, Registry};
 use crate::workspace::Revision;
@@ -35,6 +36,7 @@ pub const SANDBOX_ATTEMPTS: u32 = 3;
 pub struct Shop {
     pub store: Arc<dyn Store>,
     pub benches: bench::Maker,
+    pub tasks: Tasks,
     pub clock: Arc<dyn Clock>,
     pub hub: Hub,
     /// This host's name, for the record.
@@ -50,6 +52,7 @@ impl Shop {
         Ok(Job {
             client: task.model.client()?,
             benches: self.benches.clone(),
+            tasks: self.tasks.clone(),
             clock: Arc::clone(&self.clock),
             bench: Mutex::new(None),
             artifacts: session.artifacts().map(str::to_owned).collect(),
@@ -70,6 +73,7 @@ pub struct Job {
     pub registry: Registry,
     client: Arc<dyn ModelClient>,
     benches: bench::Maker,
+    tasks: Tasks,
     clock: Arc<dyn Clock>,
     /// Where tools run; made at the first need, given up whenever it may no longer be what the journal says.
     bench: Mutex<Option<Arc<Bench>>>,
@@ -139,10 +143,14 @@ impl Job {
     }
 
     /// Gives up the sandbox and the working directory.
-    pub async fn close(&self) {
-        if let Some(bench) = self.bench.lock().await.take() {
-            bench.close().await;
-        }
+    pub async fn close(self: &Arc<Self>) {
+        let job = Arc::clone(self);
+        let closing = async move {
+            if let Some(bench) = job.bench.lock().await.take() {
+                bench.close().await;
+            }
+        };
+        self.tasks.shield("close a bench", closing).await;
     }
 
     /// Requirement D2: the shorter of the step's own limit and what is left of the run.
@@ -184,7 +192,7 @@ impl Job {
         }
     }
 
-    async fn run_tool(&self, call: &Call, attempt: u32, workspace: Revision, limit: Duration) -> Outcome {
+    async fn run_tool(self: &Arc<Self>, call: &Call, attempt: u32, workspace: Revision, limit: Duration) -> Outcome {
         let (step, start) = (call.step, self.clock.now());
         match self.try_tool(call, workspace, limit).await {
             Ok((result, workspace, audit)) => {
@@ -201,7 +209,7 @@ impl Job {
                 }
             }
             Err(error) => {
-                let (fault, retry) = self.lost(error, attempt).await;
+                let (fault, retry) = lost(&error, attempt);
                 Event::ToolLost {
                     step,
                     attempt,
@@ -213,7 +221,14 @@ impl Job {
         }
     }
 
-    async fn run_check(&self, step: u32, attempt: u32, command: &str, workspace: Revision, limit: Duration) -> Outcome {
+    async fn run_check(
+        self: &Arc<Self>,
+        step: u32,
+        attempt: u32,
+        command: &str,
+        workspace: Revision,
+        limit: Duration,
+    ) -> Outcome {
         let start = self.clock.now();
         let arguments = serde_json::json!({ "command": command }).to_string();
         let call = Call {
@@ -240,7 +255,7 @@ impl Job {
                 }
             }
             Err(error) => {
-                let (fault, retry) = self.lost(error, attempt).await;
+                let (fault, retry) = lost(&error, attempt);
                 Event::CheckLost {
                     step,
                     attempt,
@@ -253,41 +268,60 @@ impl Job {
     }
 
     async fn try_tool(
-        &self,
+        self: &Arc<Self>,
         call: &Call,
         workspace: Revision,
         limit: Duration,
     ) -> Result<(crate::tool::ToolResult, Revision, Vec<audit::Record>), bench::Error> {
         let bench = self.bench(workspace).await?;
-        let done = bench.run(&self.registry, call, &self.key(call.step), limit).await?;
-        let workspace = match call.effect {
-            ToolEffect::Workspace => bench.snapshot().await?,
-            ToolEffect::ReadOnly | ToolEffect::Control => workspace,
+        let done = async {
+            let done = bench.run(&self.registry, call, &self.key(call.step), limit).await?;
+            let workspace = match call.effect {
+                ToolEffect::Workspace => bench.snapshot().await?,
+                ToolEffect::ReadOnly | ToolEffect::Control => workspace,
+            };
+            Ok((done.result, workspace, done.audit))
         };
-        Ok((done.result, workspace, done.audit))
+        let done = done.await;
+        if done.is_err() {
+            self.discard(bench).await;
+        }
+        done
+    }
+
+    /// A bench that failed is no longer to be trusted: it goes, and the next attempt starts from the last committed tree.
+    async fn discard(self: &Arc<Self>, bench: Arc<Bench>) {
+        let job = Arc::clone(self);
+        let closing = async move {
+            let mut slot = job.bench.lock().await;
+            // A neighbour that failed with it may have put a new one in its place already.
+            if slot.as_ref().is_some_and(|current| Arc::ptr_eq(current, &bench)) {
+                *slot = None;
+            }
+            bench.close().await;
+        };
+        self.tasks.shield("discard a bench", closing).await;
     }
 
     /// The bench, with the workspace as it is in `workspace`.
-    async fn bench(&self, workspace: Revision) -> Result<Arc<Bench>, bench::Error> {
-        let mut slot = self.bench.lock().await;
-        if let Some(bench) = slot.as_ref() {
-            return Ok(Arc::clone(bench));
-        }
-        let known = self.artifacts.iter().cloned();
-        let bench = Arc::new(
-            self.benches
-                .open(&self.record, &self.task, &self.policy, workspace, known)
-                .await?,
-        );
-        *slot = Some(Arc::clone(&bench));
-        Ok(bench)
-    }
-
-    /// The bench is no longer to be trusted: it goes, and the next attempt starts from the last committed tree.
-    async fn lost(&self, error: bench::Error, attempt: u32) -> (Fault, bool) {
-        self.close().await;
-        let retry = error.kind().is_retryable() && attempt < SANDBOX_ATTEMPTS;
-        (Fault::of(error.code(), error.kind(), &error), retry)
+    async fn bench(self: &Arc<Self>, workspace: Revision) -> Result<Arc<Bench>, bench::Error> {
+        let job = Arc::clone(self);
+        // Making one half and going away would leave it behind.
+        let opening = async move {
+            let mut slot = job.bench.lock().await;
+            if let Some(bench) = slot.as_ref() {
+                return Ok(Arc::clone(bench));
+            }
+            let known = job.artifacts.iter().cloned();
+            let opened = job
+                .benches
+                .open(&job.record, &job.task, &job.policy, workspace, known)
+                .await?;
+            let bench = Arc::new(opened);
+            *slot = Some(Arc::clone(&bench));
+            Ok(bench)
+        };
+        self.tasks.shield("open a bench", opening).await
     }
 
     /// Gives each call of a turn its step, its class and an id that no earlier call has.
@@ -318,4 +352,10 @@ impl Job {
         };
         asked.into_iter().enumerate().map(number).collect()
     }
+}
+
+/// What an attempt that could not be made tells, and whether there is another.
+fn lost(error: &bench::Error, attempt: u32) -> (Fault, bool) {
+    let retry = error.kind().is_retryable() && attempt < SANDBOX_ATTEMPTS;
+    (Fault::of(error.code(), error.kind(), error), retry)
 }

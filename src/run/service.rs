@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use futures::Stream;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio_util::sync::CancellationToken;
 
 use super::driver::{self, Rest};
 use super::effects::Shop;
@@ -103,12 +104,12 @@ impl Service {
         parallel_runs: usize,
     ) -> Result<Self, Error> {
         let service = Self(Arc::new(Inner {
+            tasks: shop.tasks.clone(),
             shop,
             pool,
             mirror,
             data_dir,
             owner: Owner::current().map_err(Error::Host)?,
-            tasks: Tasks::default(),
             slots: Semaphore::new(parallel_runs.max(1)),
             active: Mutex::default(),
             rested: Notify::new(),
@@ -421,12 +422,9 @@ impl Service {
         };
         let (service, run) = (self.clone(), run.clone());
         self.0.tasks.spawn(format!("drive {run}"), move |stop| async move {
-            let slot = tokio::select! {
-                () = stop.cancelled() => None,
-                slot = service.0.slots.acquire() => slot.ok(),
-            };
+            let slot = service.slot(&run, &wake, &stop).await;
             let mut rest = None;
-            if slot.is_some() {
+            if !matches!(slot, Slot::Stopping) {
                 let shop = Arc::clone(&service.0.shop);
                 match driver::drive(shop, run.clone(), &service.0.owner, wake, stop).await {
                     Ok(how) => rest = Some(how),
@@ -442,6 +440,22 @@ impl Service {
             }
             service.0.rested.notify_waiters();
         });
+    }
+
+    /// Waits for a free place among the runs that are driven side by side.
+    async fn slot(&self, run: &RunId, wake: &Notify, stop: &CancellationToken) -> Slot<'_> {
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return Slot::Stopping,
+                Ok(permit) = self.0.slots.acquire() => return Slot::Taken { _permit: permit },
+                () = wake.notified() => {
+                    let mail = self.0.shop.store.inbox(run).await.unwrap_or_default();
+                    if mail.iter().any(|pending| matches!(pending.signal, Signal::Cancel { .. })) {
+                        return Slot::ToCancel;
+                    }
+                }
+            }
+        }
     }
 
     async fn has_mail(&self, run: &RunId) -> bool {
@@ -519,6 +533,16 @@ impl Service {
     fn lock(&self) -> MutexGuard<'_, HashMap<RunId, Arc<Notify>>> {
         self.0.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What a run was given to be driven in.
+enum Slot<'a> {
+    Taken {
+        _permit: SemaphorePermit<'a>,
+    },
+    /// It is to be cancelled, which needs no place and is not kept waiting (requirement A9).
+    ToCancel,
+    Stopping,
 }
 
 /// Refuses what can be seen to be wrong before it is sent; what changes meanwhile, the machine decides.
