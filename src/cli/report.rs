@@ -36,7 +36,9 @@ impl Step {
 pub fn steps(events: &[proto::Event]) -> Vec<Step> {
     use proto::event::Kind;
     let mut tools: BTreeMap<u32, String> = BTreeMap::new();
-    let mut steps = Vec::new();
+    let mut steps: Vec<Step> = Vec::new();
+    // By step, the attempt that was begun last.
+    let mut open: BTreeMap<u32, u32> = BTreeMap::new();
     for event in events {
         match &event.kind {
             Some(Kind::ModelReplied(reply)) => {
@@ -101,12 +103,15 @@ pub fn steps(events: &[proto::Event]) -> Vec<Step> {
                 let why = format!("{}: {}", decided.by, decided.reason);
                 steps.push(plain(decided.step, "WAITING_APPROVAL", tool, "denied", 1, 0.0, &why));
             }
+            Some(Kind::ToolStarted(started)) => {
+                open.insert(started.step, started.attempt);
+            }
             Some(Kind::Ended(outcome)) if outcome.state() == proto::RunState::Finished => {
                 // `finish` runs nothing: that the run ended is its result.
-                let open = tools
+                let last = tools
                     .iter()
-                    .find(|(step, tool)| *tool == "finish" && !steps.iter().any(|done: &Step| done.step == **step));
-                if let Some((step, tool)) = open {
+                    .find(|(step, tool)| *tool == "finish" && !steps.iter().any(|done| done.step == **step));
+                if let Some((step, tool)) = last {
                     steps.push(plain(*step, "TOOL_CALLING", tool, "ok", 1, 0.0, &outcome.summary));
                 }
             }
@@ -124,6 +129,20 @@ pub fn steps(events: &[proto::Event]) -> Vec<Step> {
                 ));
             }
             _ => {}
+        }
+    }
+    for (step, attempt) in open {
+        if !steps.iter().any(|done| done.step == step) {
+            let tool = tools.get(&step).map_or("", String::as_str);
+            steps.push(plain(
+                step,
+                "WAITING_RESULT",
+                tool,
+                "cut off",
+                attempt,
+                0.0,
+                "no result",
+            ));
         }
     }
     steps.sort_by_key(|step| step.step);

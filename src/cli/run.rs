@@ -19,7 +19,7 @@ use crate::run::service::{Submission, View};
 use crate::sandbox::{BackendName, ImageRef};
 use crate::store::Signal;
 use crate::task::TaskFile;
-use crate::workspace::Revision;
+use crate::workspace::{self, Revision};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -154,7 +154,7 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
         Some(id) => resume(&service, id).await?,
         None => {
             let revision = match &workspace {
-                Some(directory) => Some(service.workspaces().import(directory).await?.revision),
+                Some(directory) => Some(import(&service, directory).await?),
                 None => None,
             };
             service.submit(ask.submission(budgets, revision)?, None).await?.run
@@ -171,6 +171,17 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
     .await;
     service.shut_down(Duration::from_secs(10)).await;
     exit
+}
+
+/// Takes in the workspace directory; one that is not there is a wrong call.
+async fn import(service: &Service, directory: &Path) -> Result<Revision, Error> {
+    match service.workspaces().import(directory).await {
+        Ok(snapshot) => Ok(snapshot.revision),
+        Err(error @ (workspace::Error::NoDirectory(_) | workspace::Error::NotADirectory(_))) => {
+            Err(Error::of(Kind::Invalid, &error).hint("--workspace names the directory with the files to work on"))
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Takes up an unfinished run of this data directory.
@@ -239,6 +250,13 @@ pub async fn follow(
         }
     };
     progress.done();
+    if !view.record.is_terminal && !waits(&view) {
+        let message = format!(
+            "run {run} stands at {} and cannot be driven; the log above says why",
+            view.state.public()
+        );
+        return Err(Error::new(Kind::Unavailable, message).hint(format!("exuvia run --resume {run}")));
+    }
     finish(service, &view, context, apply).await
 }
 

@@ -139,6 +139,28 @@ impl Error {
         }
     }
 
+    /// Whether the same run may be driven later without anything being mended.
+    fn may_pass(&self) -> bool {
+        match self {
+            Self::Store(crate::store::Error::Backend { .. }) | Self::Workspace(_) | Self::Bench(_) => true,
+            Self::Broke(_) | Self::Host(_) => true,
+            Self::Store(_)
+            | Self::Task(_)
+            | Self::Policy(_)
+            | Self::Model(_)
+            | Self::Denied(_)
+            | Self::UnknownVersion { .. }
+            | Self::Checkpoint { .. }
+            | Self::Diverged { .. }
+            | Self::NoJournal(_)
+            | Self::NoCall(_)
+            | Self::NoApproval(_)
+            | Self::Budgets(_)
+            | Self::Invalid(_)
+            | Self::WrongState { .. } => false,
+        }
+    }
+
     /// Stable reason for clients.
     pub fn reason(&self) -> &'static str {
         match self {

@@ -425,11 +425,7 @@ impl Service {
             let slot = service.slot(&run, &wake, &stop).await;
             let mut rest = None;
             if !matches!(slot, Slot::Stopping) {
-                let shop = Arc::clone(&service.0.shop);
-                match driver::drive(shop, run.clone(), &service.0.owner, wake, stop).await {
-                    Ok(how) => rest = Some(how),
-                    Err(error) => tracing::error!(%run, error = %crate::error::chain(&error), "run not driven"),
-                }
+                rest = service.drive_to_rest(&run, &wake, &stop).await;
                 service.keep_record().await;
             }
             drop(slot);
@@ -440,6 +436,25 @@ impl Service {
             }
             service.0.rested.notify_waiters();
         });
+    }
+
+    /// Drives a run until it rests. What may pass (a full disk, a store that is busy) is tried again, so that no run is
+    /// left "running" with nobody running it.
+    async fn drive_to_rest(&self, run: &RunId, wake: &Arc<Notify>, stop: &CancellationToken) -> Option<Rest> {
+        let mut pauses = [1, 2, 5, 10, 30, 60, 120, 300].map(Duration::from_secs).into_iter();
+        loop {
+            let shop = Arc::clone(&self.0.shop);
+            let error = match driver::drive(shop, run.clone(), &self.0.owner, Arc::clone(wake), stop.clone()).await {
+                Ok(rest) => return Some(rest),
+                Err(error) => error,
+            };
+            let pause = if error.may_pass() { pauses.next() } else { None };
+            tracing::error!(%run, error = %crate::error::chain(&error), again_in = ?pause, "run not driven");
+            tokio::select! {
+                () = stop.cancelled() => return None,
+                () = tokio::time::sleep(pause?) => {}
+            }
+        }
     }
 
     /// Waits for a free place among the runs that are driven side by side.
