@@ -148,3 +148,42 @@ fn denied(decision: &Decision) -> ToolResult {
     let fault = Fault::new("denied", decision.reason.clone()).with("rule", &decision.rule);
     ToolResult::refused(&fault, "do not repeat it; find another way or finish")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use crate::policy::tools;
+    use crate::tool::registry::Registry;
+
+    /// Policies are written in their own list of tools; a tool or an argument that it lacks could not be ruled on (H6).
+    #[test]
+    fn the_tools_that_policies_know_are_the_tools_that_there_are() {
+        let written: Vec<(String, BTreeSet<String>)> = tools::ALL
+            .iter()
+            .map(|tool| {
+                (
+                    tool.name.to_owned(),
+                    tool.arguments.iter().map(|argument| argument.name.to_owned()).collect(),
+                )
+            })
+            .collect();
+        let mut known: Vec<(String, BTreeSet<String>)> = Registry::all()
+            .definitions()
+            .into_iter()
+            .map(|tool| {
+                let fields = tool.parameters["properties"]
+                    .as_object()
+                    .unwrap()
+                    .keys()
+                    .cloned()
+                    .collect();
+                (tool.name, fields)
+            })
+            .collect();
+        let mut written = written;
+        written.sort();
+        known.sort();
+        assert_eq!(written, known);
+    }
+}
