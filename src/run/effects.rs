@@ -62,7 +62,7 @@ impl Shop {
             client: task.model.client()?,
             benches: self.benches.clone(),
             clock: Arc::clone(&self.clock),
-            bench: Mutex::new(None),
+            bench: Mutex::default(),
             artifacts: session.artifacts().map(str::to_owned).collect(),
             record: record.clone(),
             registry: Registry::all(),
@@ -83,9 +83,31 @@ pub struct Job {
     benches: bench::Maker,
     clock: Arc<dyn Clock>,
     /// Where tools run; made at the first need, given up whenever it may no longer be what the journal says.
-    bench: Mutex<Option<Arc<Bench>>>,
+    bench: Mutex<Slot>,
     /// What the run had stored when it was claimed.
     artifacts: Vec<String>,
+}
+
+/// The bench of a run, and how far it is. Its making must run to its end, or it would leave half a sandbox behind; so it
+/// stands here, not in the effect that asked for it and may be dropped.
+#[derive(Default)]
+enum Slot {
+    #[default]
+    Empty,
+    Opening(Opening),
+    Open(Arc<Bench>),
+}
+
+type Opening = Pin<Box<dyn Future<Output = Result<Bench, bench::Error>> + Send>>;
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Empty => f.write_str("Empty"),
+            Self::Opening(_) => f.write_str("Opening"),
+            Self::Open(bench) => f.debug_tuple("Open").field(bench).finish(),
+        }
+    }
 }
 
 /// How an effect went, and what goes on the audit record besides.
@@ -151,9 +173,15 @@ impl Job {
 
     /// Gives up the sandbox and the working directory.
     pub async fn close(&self) {
-        if let Some(bench) = self.bench.lock().await.take() {
+        let mut slot = self.bench.lock().await;
+        // It stays in its place until it is gone: whoever is dropped meanwhile leaves it to the next who closes.
+        if let Slot::Opening(opening) = &mut *slot {
+            *slot = opening.await.map_or(Slot::Empty, |bench| Slot::Open(Arc::new(bench)));
+        }
+        if let Slot::Open(bench) = &*slot {
             bench.close().await;
         }
+        *slot = Slot::Empty;
     }
 
     /// Requirement D2: the shorter of the step's own limit and what is left of the run.
@@ -281,17 +309,26 @@ impl Job {
     /// The bench, with the workspace as it is in `workspace`.
     async fn bench(&self, workspace: Revision) -> Result<Arc<Bench>, bench::Error> {
         let mut slot = self.bench.lock().await;
-        if let Some(bench) = slot.as_ref() {
-            return Ok(Arc::clone(bench));
+        if matches!(*slot, Slot::Empty) {
+            *slot = Slot::Opening(self.open_bench(workspace));
         }
-        let known = self.artifacts.iter().cloned();
-        let bench = Arc::new(
-            self.benches
-                .open(&self.record, &self.task, &self.policy, workspace, known)
-                .await?,
-        );
-        *slot = Some(Arc::clone(&bench));
-        Ok(bench)
+        // Cancellation-safe: whoever asks next, or closes, goes on with the same opening.
+        let opened = match &mut *slot {
+            Slot::Opening(opening) => opening.await.map(Arc::new),
+            Slot::Open(bench) => Ok(Arc::clone(bench)),
+            Slot::Empty => unreachable!("it was filled above"),
+        };
+        *slot = match &opened {
+            Ok(bench) => Slot::Open(Arc::clone(bench)),
+            Err(_) => Slot::Empty,
+        };
+        opened
+    }
+
+    fn open_bench(&self, workspace: Revision) -> Opening {
+        let (benches, record, task) = (self.benches.clone(), self.record.clone(), self.task.clone());
+        let (policy, known) = (self.policy.clone(), self.artifacts.clone());
+        Box::pin(async move { benches.open(&record, &task, &policy, workspace, known).await })
     }
 
     /// The bench is no longer to be trusted: it goes, and the next attempt starts from the last committed tree.
