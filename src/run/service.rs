@@ -424,27 +424,44 @@ impl Service {
         };
         let (service, run) = (self.clone(), run.clone());
         self.0.tasks.spawn(format!("drive {run}"), move |stop| async move {
-            let slot = tokio::select! {
-                () = stop.cancelled() => None,
-                slot = service.0.slots.acquire() => slot.ok(),
-            };
-            let mut rest = None;
-            if slot.is_some() {
-                let shop = Arc::clone(&service.0.shop);
-                match driver::drive(shop, run.clone(), &service.0.owner, wake, stop).await {
-                    Ok(how) => rest = Some(how),
-                    Err(error) => tracing::error!(%run, error = %crate::error::chain(&error), "run not driven"),
-                }
-                service.keep_record().await;
+            let rest = service.drive_in_turn(&run, wake, stop).await;
+            service.keep_record().await;
+            if let Err(error) = &rest {
+                tracing::error!(%run, error = %crate::error::chain(error), "run not driven");
             }
-            drop(slot);
             service.lock().remove(&run);
             // A signal that came between the driver's last look and here woke nobody.
-            if rest == Some(Rest::Parked) && service.has_mail(&run).await {
+            if rest.is_ok_and(|rest| rest == Rest::Parked) && service.has_mail(&run).await {
                 service.drive(&run);
             }
             service.0.rested.notify_waiters();
         });
+    }
+
+    /// Waits for a slot, then drives. What comes into the inbox before is answered at once: nobody waits for other runs to
+    /// have one cancelled (requirement A9).
+    async fn drive_in_turn(
+        &self,
+        run: &RunId,
+        wake: Arc<Notify>,
+        stop: tokio_util::sync::CancellationToken,
+    ) -> Result<Rest, Error> {
+        let (shop, owner) = (&self.0.shop, &self.0.owner);
+        let mut slot = self.0.slots.try_acquire().ok();
+        while slot.is_none() {
+            if self.has_mail(run).await {
+                let rest = driver::answer(Arc::clone(shop), run.clone(), owner).await?;
+                if rest != Rest::Released {
+                    return Ok(rest);
+                }
+            }
+            tokio::select! {
+                () = stop.cancelled() => return Ok(Rest::Released),
+                acquired = self.0.slots.acquire() => slot = acquired.ok(),
+                () = wake.notified() => {}
+            }
+        }
+        driver::drive(Arc::clone(shop), run.clone(), owner, wake, stop).await
     }
 
     async fn has_mail(&self, run: &RunId) -> bool {

@@ -73,7 +73,9 @@ async fn a_run_is_found_by_its_id_and_its_tasks() {
         ..Script::new().finish("done").task()
     };
     let submitted = client.submit(keyed("", &task)).await;
-    let submitted = submitted.map(tonic::Response::into_inner).unwrap_or_else(|status| panic!("{status}"));
+    let submitted = submitted
+        .map(tonic::Response::into_inner)
+        .unwrap_or_else(|status| panic!("{status}"));
     let by_run = ended(&mut client, &submitted.run_id).await;
     let by_task = client.get(get(&submitted.task_id)).await.unwrap().into_inner();
     assert_eq!(by_run, by_task);
@@ -89,12 +91,13 @@ async fn lists_are_paged_newest_first_and_filtered() {
     let mut client = bed.client().await;
     let mut submitted = Vec::new();
     for n in 0..7 {
-        let script = if n == 3 { Script::new().say("").say("").say("") } else { Script::new().finish("done") };
+        let script = if n == 3 {
+            Script::new().say("").say("").say("")
+        } else {
+            Script::new().finish("done")
+        };
         let task = proto::Task {
-            labels: HashMap::from([
-                ("parity".into(), (n % 2).to_string()),
-                ("n".into(), n.to_string()),
-            ]),
+            labels: HashMap::from([("parity".into(), (n % 2).to_string()), ("n".into(), n.to_string())]),
             ..script.task()
         };
         submitted.push(bed.submit(&task).await.run_id);
@@ -128,7 +131,10 @@ async fn lists_are_paged_newest_first_and_filtered() {
             ..Default::default()
         };
         let page = client.list(request).await.unwrap().into_inner();
-        page.runs.into_iter().map(|run| run.labels["n"].clone()).collect::<BTreeSet<_>>()
+        page.runs
+            .into_iter()
+            .map(|run| run.labels["n"].clone())
+            .collect::<BTreeSet<_>>()
     };
     let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
     assert_eq!(find(&[], &[("parity", "1")]).await, set(&["1", "3", "5"]));

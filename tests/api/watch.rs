@@ -33,7 +33,10 @@ async fn reconnecting_at_every_position_gives_exactly_the_rest() {
     assert_eq!(until_end(&mut client, &run, u64::MAX).await, []);
     // The last event's state is the run's.
     let now = client.get(get(&run)).await.unwrap().into_inner();
-    assert_eq!((now.state(), now.seq), (live.last().unwrap().state(), live.len() as u64));
+    assert_eq!(
+        (now.state(), now.seq),
+        (live.last().unwrap().state(), live.len() as u64)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
