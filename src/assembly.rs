@@ -21,7 +21,6 @@ use crate::run::{self, Service, Shop, bench};
 use crate::sandbox::backend::Backends;
 use crate::sandbox::{self, BackendName, reconcile};
 use crate::store::{self, sqlite::Sqlite};
-use crate::tasks::Tasks;
 use crate::workspace::{self, Pool, Trees};
 
 /// What a service is made with.
@@ -137,7 +136,6 @@ pub async fn open(config: &Config) -> Result<(Service, Parts), Error> {
         )?,
         clock: Arc::clone(&parts.clock),
         hub: run::hub::Hub::default(),
-        tasks: Tasks::default(),
         host: nix::unistd::gethostname()
             .ok()
             .and_then(|name| name.into_string().ok())

@@ -7,7 +7,6 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -42,19 +41,6 @@ impl Tasks {
             }
             drop(on_end);
         });
-    }
-
-    /// Runs `work` to its end even when the caller goes away meanwhile; shutdown waits for it.
-    pub async fn shield<T: Send + 'static>(&self, name: &str, work: impl Future<Output = T> + Send + 'static) -> T {
-        let (send, receive) = oneshot::channel();
-        self.spawn(name, |_| async move {
-            // Nobody may be there to hear it.
-            let _ = send.send(work.await);
-        });
-        match receive.await {
-            Ok(result) => result,
-            Err(_) => panic!("`{name}` broke"),
-        }
     }
 
     /// Is cancelled when the service stops.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::quantity::{show_duration, show_usd};
+use super::quantity::{optional_duration, show_duration, show_usd};
 use super::violation::Violation;
 
 /// What a run may use up; reaching one is EXHAUSTED (requirements A4, B7, D1). `None` = no limit.
@@ -46,7 +46,9 @@ impl Default for Budgets {
 pub struct BudgetOverrides {
     pub steps: Option<u32>,
     pub model_calls: Option<u32>,
+    #[serde(with = "optional_duration")]
     pub step_time: Option<Duration>,
+    #[serde(with = "optional_duration")]
     pub total_time: Option<Duration>,
     pub tokens: Option<u64>,
     pub cost_micros: Option<u64>,

@@ -40,6 +40,24 @@ pub fn show_duration(duration: Duration) -> String {
     humantime::format_duration(duration).to_string()
 }
 
+/// Serde for a duration that may be left out, as people write it.
+pub mod optional_duration {
+    use std::time::Duration;
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(value: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+        value.map(super::show_duration).serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+        let text = Option::<String>::deserialize(from)?;
+        text.map(|text| super::parse_duration(&text).map_err(D::Error::custom))
+            .transpose()
+    }
+}
+
 pub fn show_usd(micros: u64) -> String {
     format!("${}", micros as f64 / 1e6)
 }

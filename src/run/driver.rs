@@ -50,14 +50,20 @@ pub async fn drive(
     wake: Arc<Notify>,
     stop: CancellationToken,
 ) -> Result<Rest, Error> {
-    let holder = shop.store.run(&run).await?.owner;
-    let others: Vec<Owner> = holder
-        .into_iter()
-        .filter(|holder| holder != owner && holder.is_alive())
-        .collect();
-    let record = shop.store.claim(&run, owner, &others).await?;
-    let mut driver = Driver::load(shop, record).await?;
+    let mut driver = Driver::claim(shop, run, owner).await?;
     let rest = driver.go(owner, &wake, &stop).await;
+    driver.leave(&rest).await;
+    rest
+}
+
+/// Answers what is in the inbox of a run whose turn has not come, and starts nothing: a cancel ends it, a pause holds it.
+/// [`Rest::Released`] means that it still waits for its turn.
+///
+/// # Errors
+/// As [`drive`].
+pub async fn answer(shop: Arc<Shop>, run: RunId, owner: &Owner) -> Result<Rest, Error> {
+    let mut driver = Driver::claim(shop, run, owner).await?;
+    let rest = driver.answer().await;
     driver.leave(&rest).await;
     rest
 }
@@ -74,6 +80,13 @@ struct Driver {
 }
 
 impl Driver {
+    async fn claim(shop: Arc<Shop>, run: RunId, owner: &Owner) -> Result<Self, Error> {
+        let holder = shop.store.run(&run).await?.owner;
+        let dead = holder.filter(|holder| !holder.is_alive());
+        let record = shop.store.claim(&run, owner, dead.as_ref()).await?;
+        Self::load(shop, record).await
+    }
+
     async fn load(shop: Arc<Shop>, record: RunRecord) -> Result<Self, Error> {
         let mut entries = Vec::new();
         loop {
@@ -136,6 +149,21 @@ impl Driver {
                 Some(joined) = self.in_flight.join_next() => self.take(joined).await?,
             }
         }
+    }
+
+    async fn answer(&mut self) -> Result<Rest, Error> {
+        if !self.state.is_terminal() {
+            self.answer_inbox().await?;
+        }
+        while matches!(self.state.phase, state::Phase::Ending { .. }) {
+            self.act().await?;
+        }
+        let is_held = self.state.hold == state::Hold::Held || self.state.is_parked();
+        Ok(match (self.state.is_terminal(), is_held) {
+            (true, _) => Rest::Ended,
+            (false, true) => Rest::Parked,
+            (false, false) => Rest::Released,
+        })
     }
 
     /// Stops what is no longer due and starts what is; `true` when it committed something and the state has moved.
@@ -269,6 +297,9 @@ impl Driver {
         let revision = checkpoint
             .as_ref()
             .map_or(self.revision, |checkpoint| checkpoint.revision);
+        for record in &mut records {
+            record.ids.insert("revision".to_owned(), revision.to_string());
+        }
         self.shop.kill_at.before(entry.seq, entry.seq);
         self.shop
             .store

@@ -21,7 +21,6 @@ use crate::model::{self, ModelClient, NoTokens};
 use crate::policy::Policy;
 use crate::store::{RunRecord, Store};
 use crate::task::Task;
-use crate::tasks::Tasks;
 use crate::tool::Effect as ToolEffect;
 use crate::tool::registry::{Builtin, Registry};
 use crate::workspace::Revision;
@@ -36,7 +35,6 @@ pub const SANDBOX_ATTEMPTS: u32 = 3;
 pub struct Shop {
     pub store: Arc<dyn Store>,
     pub benches: bench::Maker,
-    pub tasks: Tasks,
     pub clock: Arc<dyn Clock>,
     pub hub: Hub,
     /// This host's name, for the record.
@@ -52,9 +50,8 @@ impl Shop {
         Ok(Job {
             client: task.model.client()?,
             benches: self.benches.clone(),
-            tasks: self.tasks.clone(),
             clock: Arc::clone(&self.clock),
-            bench: Mutex::new(None),
+            bench: Mutex::default(),
             artifacts: session.artifacts().map(str::to_owned).collect(),
             record: record.clone(),
             registry: Registry::all(),
@@ -73,12 +70,33 @@ pub struct Job {
     pub registry: Registry,
     client: Arc<dyn ModelClient>,
     benches: bench::Maker,
-    tasks: Tasks,
     clock: Arc<dyn Clock>,
     /// Where tools run; made at the first need, given up whenever it may no longer be what the journal says.
-    bench: Mutex<Option<Arc<Bench>>>,
+    bench: Mutex<Slot>,
     /// What the run had stored when it was claimed.
     artifacts: Vec<String>,
+}
+
+/// The bench of a run, and how far it is. Its making must run to its end, or it would leave half a sandbox behind; so it
+/// stands here, not in the effect that asked for it and may be dropped.
+#[derive(Default)]
+enum Slot {
+    #[default]
+    Empty,
+    Opening(Opening),
+    Open(Arc<Bench>),
+}
+
+type Opening = Pin<Box<dyn Future<Output = Result<Bench, bench::Error>> + Send>>;
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Empty => f.write_str("Empty"),
+            Self::Opening(_) => f.write_str("Opening"),
+            Self::Open(bench) => f.debug_tuple("Open").field(bench).finish(),
+        }
+    }
 }
 
 /// How an effect went, and what goes on the audit record besides.
@@ -143,14 +161,16 @@ impl Job {
     }
 
     /// Gives up the sandbox and the working directory.
-    pub async fn close(self: &Arc<Self>) {
-        let job = Arc::clone(self);
-        let closing = async move {
-            if let Some(bench) = job.bench.lock().await.take() {
-                bench.close().await;
-            }
-        };
-        self.tasks.shield("close a bench", closing).await;
+    pub async fn close(&self) {
+        let mut slot = self.bench.lock().await;
+        // It stays in its place until it is gone: whoever is dropped meanwhile leaves it to the next who closes.
+        if let Slot::Opening(opening) = &mut *slot {
+            *slot = opening.await.map_or(Slot::Empty, |bench| Slot::Open(Arc::new(bench)));
+        }
+        if let Slot::Open(bench) = &*slot {
+            bench.close().await;
+        }
+        *slot = Slot::Empty;
     }
 
     /// Requirement D2: the shorter of the step's own limit and what is left of the run.
@@ -192,7 +212,7 @@ impl Job {
         }
     }
 
-    async fn run_tool(self: &Arc<Self>, call: &Call, attempt: u32, workspace: Revision, limit: Duration) -> Outcome {
+    async fn run_tool(&self, call: &Call, attempt: u32, workspace: Revision, limit: Duration) -> Outcome {
         let (step, start) = (call.step, self.clock.now());
         match self.try_tool(call, workspace, limit).await {
             Ok((result, workspace, audit)) => {
@@ -221,14 +241,7 @@ impl Job {
         }
     }
 
-    async fn run_check(
-        self: &Arc<Self>,
-        step: u32,
-        attempt: u32,
-        command: &str,
-        workspace: Revision,
-        limit: Duration,
-    ) -> Outcome {
+    async fn run_check(&self, step: u32, attempt: u32, command: &str, workspace: Revision, limit: Duration) -> Outcome {
         let start = self.clock.now();
         let arguments = serde_json::json!({ "command": command }).to_string();
         let call = Call {
@@ -268,7 +281,7 @@ impl Job {
     }
 
     async fn try_tool(
-        self: &Arc<Self>,
+        &self,
         call: &Call,
         workspace: Revision,
         limit: Duration,
@@ -284,44 +297,44 @@ impl Job {
         };
         let done = done.await;
         if done.is_err() {
-            self.discard(bench).await;
+            self.discard(&bench).await;
         }
         done
     }
 
     /// A bench that failed is no longer to be trusted: it goes, and the next attempt starts from the last committed tree.
-    async fn discard(self: &Arc<Self>, bench: Arc<Bench>) {
-        let job = Arc::clone(self);
-        let closing = async move {
-            let mut slot = job.bench.lock().await;
-            // A neighbour that failed with it may have put a new one in its place already.
-            if slot.as_ref().is_some_and(|current| Arc::ptr_eq(current, &bench)) {
-                *slot = None;
-            }
-            bench.close().await;
-        };
-        self.tasks.shield("discard a bench", closing).await;
+    async fn discard(&self, failed: &Arc<Bench>) {
+        let mut slot = self.bench.lock().await;
+        // A neighbour that failed with it has closed it already, and may have put a new one in its place.
+        if matches!(&*slot, Slot::Open(bench) if Arc::ptr_eq(bench, failed)) {
+            failed.close().await;
+            *slot = Slot::Empty;
+        }
     }
 
     /// The bench, with the workspace as it is in `workspace`.
-    async fn bench(self: &Arc<Self>, workspace: Revision) -> Result<Arc<Bench>, bench::Error> {
-        let job = Arc::clone(self);
-        // Making one half and going away would leave it behind.
-        let opening = async move {
-            let mut slot = job.bench.lock().await;
-            if let Some(bench) = slot.as_ref() {
-                return Ok(Arc::clone(bench));
-            }
-            let known = job.artifacts.iter().cloned();
-            let opened = job
-                .benches
-                .open(&job.record, &job.task, &job.policy, workspace, known)
-                .await?;
-            let bench = Arc::new(opened);
-            *slot = Some(Arc::clone(&bench));
-            Ok(bench)
+    async fn bench(&self, workspace: Revision) -> Result<Arc<Bench>, bench::Error> {
+        let mut slot = self.bench.lock().await;
+        if matches!(*slot, Slot::Empty) {
+            *slot = Slot::Opening(self.open_bench(workspace));
+        }
+        // Cancellation-safe: whoever asks next, or closes, goes on with the same opening.
+        let opened = match &mut *slot {
+            Slot::Opening(opening) => opening.await.map(Arc::new),
+            Slot::Open(bench) => Ok(Arc::clone(bench)),
+            Slot::Empty => unreachable!("it was filled above"),
         };
-        self.tasks.shield("open a bench", opening).await
+        *slot = match &opened {
+            Ok(bench) => Slot::Open(Arc::clone(bench)),
+            Err(_) => Slot::Empty,
+        };
+        opened
+    }
+
+    fn open_bench(&self, workspace: Revision) -> Opening {
+        let (benches, record, task) = (self.benches.clone(), self.record.clone(), self.task.clone());
+        let (policy, known) = (self.policy.clone(), self.artifacts.clone());
+        Box::pin(async move { benches.open(&record, &task, &policy, workspace, known).await })
     }
 
     /// Gives each call of a turn its step, its class and an id that no earlier call has.

@@ -129,7 +129,8 @@ impl Error {
             Self::NoApproval(_) | Self::WrongState { .. } | Self::UnknownVersion { .. } | Self::Diverged { .. } => {
                 Kind::WrongState
             }
-            Self::Task(_)
+            Self::Task(crate::task::Error::UnknownVersion { .. }) => Kind::WrongState,
+            Self::Task(crate::task::Error::Damaged(_))
             | Self::Checkpoint { .. }
             | Self::Denied(_)
             | Self::NoJournal(_)
@@ -168,8 +169,11 @@ impl Error {
             Self::Store(crate::store::Error::NotFound { .. }) => "NOT_FOUND",
             Self::Store(crate::store::Error::Owned { .. }) => "RUN_OWNED",
             Self::Store(crate::store::Error::Ended { .. }) => "RUN_ENDED",
+            Self::Store(crate::store::Error::UnknownVersion { .. })
+            | Self::Task(crate::task::Error::UnknownVersion { .. })
+            | Self::UnknownVersion { .. } => "UNKNOWN_FORMAT_VERSION",
             Self::Store(_) => "STORE",
-            Self::Task(_) | Self::UnknownVersion { .. } => "UNKNOWN_FORMAT_VERSION",
+            Self::Task(crate::task::Error::Damaged(_)) => "INTERNAL",
             Self::Policy(_) => "POLICY",
             Self::Model(_) => "MODEL",
             Self::Workspace(_) => "WORKSPACE",

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::Stream;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::driver::{self, Rest};
@@ -104,12 +104,12 @@ impl Service {
         parallel_runs: usize,
     ) -> Result<Self, Error> {
         let service = Self(Arc::new(Inner {
-            tasks: shop.tasks.clone(),
             shop,
             pool,
             mirror,
             data_dir,
             owner: Owner::current().map_err(Error::Host)?,
+            tasks: Tasks::default(),
             slots: Semaphore::new(parallel_runs.max(1)),
             active: Mutex::default(),
             rested: Notify::new(),
@@ -206,7 +206,10 @@ impl Service {
             labels: submission.labels,
         };
         let new = self.new_task(&task, submission.trace, idempotency)?;
-        Ok(inner.shop.store.create(new).await?)
+        inner.shop.kill_at.before(1, 1);
+        let created = inner.shop.store.create(new).await?;
+        inner.shop.kill_at.after(1, 1);
+        Ok(created)
     }
 
     fn new_task(
@@ -422,13 +425,8 @@ impl Service {
         };
         let (service, run) = (self.clone(), run.clone());
         self.0.tasks.spawn(format!("drive {run}"), move |stop| async move {
-            let slot = service.slot(&run, &wake, &stop).await;
-            let mut rest = None;
-            if !matches!(slot, Slot::Stopping) {
-                rest = service.drive_to_rest(&run, &wake, &stop).await;
-                service.keep_record().await;
-            }
-            drop(slot);
+            let rest = service.drive_to_rest(&run, &wake, &stop).await;
+            service.keep_record().await;
             service.lock().remove(&run);
             // A signal that came between the driver's last look and here woke nobody.
             if rest == Some(Rest::Parked) && service.has_mail(&run).await {
@@ -443,8 +441,7 @@ impl Service {
     async fn drive_to_rest(&self, run: &RunId, wake: &Arc<Notify>, stop: &CancellationToken) -> Option<Rest> {
         let mut pauses = [1, 2, 5, 10, 30, 60, 120, 300].map(Duration::from_secs).into_iter();
         loop {
-            let shop = Arc::clone(&self.0.shop);
-            let error = match driver::drive(shop, run.clone(), &self.0.owner, Arc::clone(wake), stop.clone()).await {
+            let error = match self.drive_in_turn(run, wake, stop).await {
                 Ok(rest) => return Some(rest),
                 Err(error) => error,
             };
@@ -457,20 +454,25 @@ impl Service {
         }
     }
 
-    /// Waits for a free place among the runs that are driven side by side.
-    async fn slot(&self, run: &RunId, wake: &Notify, stop: &CancellationToken) -> Slot<'_> {
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return Slot::Stopping,
-                Ok(permit) = self.0.slots.acquire() => return Slot::Taken { _permit: permit },
-                () = wake.notified() => {
-                    let mail = self.0.shop.store.inbox(run).await.unwrap_or_default();
-                    if mail.iter().any(|pending| matches!(pending.signal, Signal::Cancel { .. })) {
-                        return Slot::ToCancel;
-                    }
+    /// Waits for a slot, then drives. What comes into the inbox before is answered at once: nobody waits for other runs to
+    /// have one cancelled (requirement A9).
+    async fn drive_in_turn(&self, run: &RunId, wake: &Arc<Notify>, stop: &CancellationToken) -> Result<Rest, Error> {
+        let (shop, owner) = (&self.0.shop, &self.0.owner);
+        let mut slot = self.0.slots.try_acquire().ok();
+        while slot.is_none() {
+            if self.has_mail(run).await {
+                let rest = driver::answer(Arc::clone(shop), run.clone(), owner).await?;
+                if rest != Rest::Released {
+                    return Ok(rest);
                 }
             }
+            tokio::select! {
+                () = stop.cancelled() => return Ok(Rest::Released),
+                acquired = self.0.slots.acquire() => slot = acquired.ok(),
+                () = wake.notified() => {}
+            }
         }
+        driver::drive(Arc::clone(shop), run.clone(), owner, Arc::clone(wake), stop.clone()).await
     }
 
     async fn has_mail(&self, run: &RunId) -> bool {
@@ -548,16 +550,6 @@ impl Service {
     fn lock(&self) -> MutexGuard<'_, HashMap<RunId, Arc<Notify>>> {
         self.0.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// What a run was given to be driven in.
-enum Slot<'a> {
-    Taken {
-        _permit: SemaphorePermit<'a>,
-    },
-    /// It is to be cancelled, which needs no place and is not kept waiting (requirement A9).
-    ToCancel,
-    Stopping,
 }
 
 /// Refuses what can be seen to be wrong before it is sent; what changes meanwhile, the machine decides.

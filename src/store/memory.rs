@@ -231,11 +231,11 @@ impl Store for Memory {
         Ok(found)
     }
 
-    async fn claim(&self, run: &RunId, owner: &Owner, unless_owned_by: &[Owner]) -> Result<RunRecord, Error> {
+    async fn claim(&self, run: &RunId, owner: &Owner, dead: Option<&Owner>) -> Result<RunRecord, Error> {
         let now = self.clock.now();
         let mut state = self.state();
         let row = state.find_mut(run)?;
-        let claimed = rules::claim(&row.record, owner, unless_owned_by, now)?;
+        let claimed = rules::claim(&row.record, owner, dead, now)?;
         row.record = claimed.clone();
         self.wrote(&mut state);
         Ok(claimed)

@@ -179,12 +179,12 @@ pub trait Store: Send + Sync + Debug {
     async fn list(&self, query: &Query) -> Result<Vec<RunRecord>, Error>;
     /// Every run that has not ended, oldest first.
     async fn unfinished(&self) -> Result<Vec<RunRecord>, Error>;
-    /// Makes `owner` the run's only writer and raises the fence. `unless_owned_by` lists owners (those still alive) that it
-    /// is not taken from.
+    /// Makes `owner` the run's only writer and raises the fence. It is taken from nobody but `dead`,
+    /// an owner that the caller has seen to be dead; what came between that look and this call is refused.
     ///
     /// # Errors
-    /// [`Error::Owned`] when one of these has it.
-    async fn claim(&self, run: &RunId, owner: &Owner, unless_owned_by: &[Owner]) -> Result<RunRecord, Error>;
+    /// [`Error::Owned`] when another owner has it.
+    async fn claim(&self, run: &RunId, owner: &Owner, dead: Option<&Owner>) -> Result<RunRecord, Error>;
     /// Gives the run up without ending it; ignored when the fence is stale.
     async fn release(&self, run: &RunId, fence: u64) -> Result<(), Error>;
     async fn commit(&self, commit: Commit) -> Result<(), Error>;

@@ -81,11 +81,12 @@ pub(super) fn advance(record: &RunRecord, commit: &Commit) -> Result<RunRecord, 
 pub(super) fn claim(
     record: &RunRecord,
     owner: &Owner,
-    unless_owned_by: &[Owner],
+    dead: Option<&Owner>,
     now: Timestamp,
 ) -> Result<RunRecord, Error> {
     open(record)?;
-    if let Some(holder) = record.owner.as_ref().filter(|holder| unless_owned_by.contains(holder)) {
+    let is_other = |holder: &&Owner| *holder != owner && Some(*holder) != dead;
+    if let Some(holder) = record.owner.as_ref().filter(is_other) {
         return Err(Error::Owned {
             run: record.run.clone(),
             pid: holder.pid,

@@ -154,13 +154,13 @@ impl Store for Sqlite {
         self.readers.read("list runs", rows::unfinished).await
     }
 
-    async fn claim(&self, run: &RunId, owner: &Owner, unless_owned_by: &[Owner]) -> Result<RunRecord, Error> {
-        let (run, owner, unless_owned_by) = (run.clone(), owner.clone(), unless_owned_by.to_vec());
+    async fn claim(&self, run: &RunId, owner: &Owner, dead: Option<&Owner>) -> Result<RunRecord, Error> {
+        let (run, owner, dead) = (run.clone(), owner.clone(), dead.cloned());
         let now = self.clock.now();
         self.writer
             .write("claim a run", move |db| {
                 let (id, record) = rows::find_run(db, &run)?;
-                let claimed = rules::claim(&record, &owner, &unless_owned_by, now)?;
+                let claimed = rules::claim(&record, &owner, dead.as_ref(), now)?;
                 rows::update_run(db, id, &claimed)?;
                 Ok(claimed)
             })

@@ -51,7 +51,10 @@ pub async fn a_commit_becomes_visible_as_one(fixture: impl Fixture) {
 pub async fn a_refused_commit_changes_nothing(fixture: impl Fixture) {
     let store = fixture.open();
     created(&*store, 1).await;
-    let record = store.claim(&RunId::from_bits(1), &sample::owner(1), &[]).await.unwrap();
+    let record = store
+        .claim(&RunId::from_bits(1), &sample::owner(1), None)
+        .await
+        .unwrap();
     let before = picture(&*store, &record.run).await;
     type Edit = fn(&mut Commit);
     let cases: [(&str, Edit); 12] = [
@@ -173,14 +176,14 @@ pub async fn an_ended_run_takes_nothing_more(fixture: impl Fixture) {
     let store = fixture.open();
     created(&*store, 1).await;
     let run = RunId::from_bits(1);
-    let claimed = store.claim(&run, &sample::owner(1), &[]).await.unwrap();
+    let claimed = store.claim(&run, &sample::owner(1), None).await.unwrap();
     store.commit(sample::end(&claimed, sample::finished())).await.unwrap();
     let end = picture(&*store, &run).await;
     assert_eq!((end.record.owner.clone(), end.record.fence), (None, 1));
 
     let next = store.commit(sample::step(&end.record)).await;
     let late = store.commit(sample::end(&claimed, sample::cancelled())).await;
-    let claim = store.claim(&run, &sample::owner(2), &[]).await.map(drop);
+    let claim = store.claim(&run, &sample::owner(2), None).await.map(drop);
     let signal = store.signal(&run, Signal::Resume { by: "x".to_owned() }).await;
     for refused in [next, late, claim, signal] {
         assert!(matches!(refused, Err(Error::Ended { .. })), "{refused:?}");

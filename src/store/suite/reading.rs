@@ -215,7 +215,7 @@ pub async fn what_is_not_there_is_not_found(fixture: impl Fixture) {
         store.run(&run).await.map(drop),
         store.run_of_task(&task).await.map(drop),
         store.spec(&task).await.map(drop),
-        store.claim(&run, &sample::owner(1), &[]).await.map(drop),
+        store.claim(&run, &sample::owner(1), None).await.map(drop),
         store.release(&run, 1).await,
         store.commit(sample::step(&sample::task(1).record)).await,
         store.journal(&run, 0, 1).await.map(drop),
@@ -302,7 +302,7 @@ pub async fn what_was_acknowledged_is_there_after_reopening(fixture: impl Fixtur
     let store = fixture.open();
     let run = RunId::from_bits(1);
     store.create(sample::task(1)).await.unwrap();
-    let claimed = store.claim(&run, &sample::owner(1), &[]).await.unwrap();
+    let claimed = store.claim(&run, &sample::owner(1), None).await.unwrap();
     store.commit(sample::step(&claimed)).await.unwrap();
     let refused = store.commit(sample::step(&claimed)).await;
     assert!(matches!(refused, Err(Error::StaleSeq { .. })));
@@ -331,7 +331,7 @@ pub async fn the_data_version_tells_of_others(fixture: impl Fixture) {
     other.create(sample::task(1)).await.unwrap();
     assert!(changed().await);
     assert!(!changed().await);
-    store.claim(&run, &sample::owner(1), &[]).await.unwrap();
+    store.claim(&run, &sample::owner(1), None).await.unwrap();
     other.run(&run).await.unwrap();
     assert!(!changed().await);
     other.signal(&run, Signal::Resume { by: String::new() }).await.unwrap();

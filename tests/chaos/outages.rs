@@ -1,0 +1,176 @@
+//! Kills at random instants, a sandbox that dies under its tool, and a drain.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::time::{Duration, Instant};
+
+use exuvia::api::proto::RunState;
+use exuvia::api::proto::event::Kind;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::journey::{self, KEY, nothing_is_left, task, travel};
+use crate::support::host::{init_of, sandboxes};
+use crate::support::script::Script;
+use crate::support::server::{LONG, Server};
+use crate::support::watch::{check_whole, kind, until, until_end};
+use crate::support::{get, has_sandboxes, keyed, transcript};
+
+/// SplitMix64: the same seed gives the same kills.
+struct Random(u64);
+
+impl Random {
+    /// From `EXUVIA_SEED`, or new; printed, so that a failure can be had again.
+    fn new() -> Self {
+        let given = std::env::var("EXUVIA_SEED").ok().map(|text| text.parse().unwrap());
+        let seed = given.unwrap_or_else(|| RandomState::new().build_hasher().finish());
+        eprintln!("EXUVIA_SEED={seed}");
+        Self(seed)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % end
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn x1_killed_at_random_again_and_again_the_run_ends_as_if_nothing_had_been() {
+    if !has_sandboxes("x1_killed_at_random_again_and_again_the_run_ends_as_if_nothing_had_been") {
+        return;
+    }
+    let mut random = Random::new();
+    let started = Instant::now();
+    let expected = journey::undisturbed().await;
+    let whole = started.elapsed().as_millis() as u64;
+    let mut kills = 0;
+    while kills < 15 {
+        let data = tempfile::tempdir().unwrap();
+        let mut seen = Vec::new();
+        // Three kills of one run.
+        for _ in 0..3 {
+            let wait = Duration::from_millis(random.below(whole * 2 / 3));
+            let killed = async {
+                let server = Server::start(data.path()).await;
+                let mut client = server.client().await;
+                let _ = client.submit(keyed(KEY, &task())).await;
+                server
+            };
+            // It may still be starting: it is then killed by being dropped.
+            match tokio::time::timeout(wait, killed).await {
+                Ok(server) => {
+                    tokio::time::sleep(wait / 2).await;
+                    server.kill().await;
+                }
+                Err(_) => eprintln!("killed while it started"),
+            }
+            seen.extend(sandboxes(data.path()));
+            kills += 1;
+        }
+        let server = Server::start(data.path()).await;
+        let journey = travel(&mut server.client().await).await;
+        assert_eq!(journey.result, expected.result);
+        server.terminate().await;
+        nothing_is_left(data.path(), &seen);
+    }
+}
+
+/// A run whose only tool call takes a while, and says when it has begun.
+fn slow() -> Script {
+    Script::new()
+        .shell("echo once >> log; sleep 1; echo twice >> log; cat log")
+        .finish("done")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sandbox_that_dies_under_its_tool_costs_an_attempt_and_nothing_else() {
+    if !has_sandboxes("a_sandbox_that_dies_under_its_tool_costs_an_attempt_and_nothing_else") {
+        return;
+    }
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path()).await;
+    let mut client = server.client().await;
+    let run = client
+        .submit(keyed("", &slow().task()))
+        .await
+        .unwrap()
+        .into_inner()
+        .run_id;
+    until(&mut client, &run, 0, |event| {
+        matches!(kind(event), Kind::ToolStarted(_))
+    })
+    .await;
+    let begun = Instant::now();
+    let (sandbox, init) = loop {
+        assert!(begun.elapsed() < LONG, "the sandbox comes up");
+        let found = sandboxes(data.path())
+            .into_iter()
+            .find_map(|name| init_of(&name).map(|init| (name, init)));
+        match found {
+            // The tool itself runs as well.
+            Some((name, init)) if crate::support::host::processes(&name).len() > 2 => break (name, init),
+            Some(_) | None => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    };
+    kill(Pid::from_raw(init), Signal::SIGKILL).unwrap();
+    let events = until_end(&mut client, &run, 0).await;
+    check_whole(&events);
+    let lost: Vec<_> = events
+        .iter()
+        .filter_map(|event| match kind(event) {
+            Kind::ToolLost(lost) => Some((lost.step, lost.attempt, lost.fault.clone().unwrap().code, lost.retry)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(lost, [(2, 1, "sandbox_lost".to_owned(), true)]);
+    let now = client.get(get(&run)).await.unwrap().into_inner();
+    assert_eq!(now.state(), RunState::Finished);
+    // The second attempt began from the committed tree: nothing of the first is in it.
+    let said = transcript(&mut client, &run).await;
+    let result = said.iter().find(|message| message["role"] == "tool").unwrap();
+    assert!(
+        result["content"].as_str().unwrap().contains(r"once\ntwice\n"),
+        "{result}"
+    );
+    assert!(!result["content"].as_str().unwrap().contains(r"once\nonce"), "{result}");
+    server.terminate().await;
+    nothing_is_left(data.path(), &[sandbox]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn n4_a_drained_server_leaves_its_run_to_the_next() {
+    if !has_sandboxes("n4_a_drained_server_leaves_its_run_to_the_next") {
+        return;
+    }
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path()).await;
+    let mut client = server.client().await;
+    let run = client
+        .submit(keyed("", &slow().task()))
+        .await
+        .unwrap()
+        .into_inner()
+        .run_id;
+    let before = until(&mut client, &run, 0, |event| {
+        matches!(kind(event), Kind::ToolStarted(_))
+    })
+    .await;
+    drop(client);
+    let seen = sandboxes(data.path());
+    server.terminate().await;
+    // Nothing waits for the next start.
+    nothing_is_left(data.path(), &seen);
+
+    let server = Server::start(data.path()).await;
+    assert_eq!(server.hello["resumed"], serde_json::json!([run]));
+    let mut client = server.client().await;
+    let after = until_end(&mut client, &run, before.len() as u64).await;
+    let events = [before, after].concat();
+    assert_eq!(check_whole(&events), 2);
+    let now = client.get(get(&run)).await.unwrap().into_inner();
+    assert_eq!((now.state(), now.run_id), (RunState::Finished, run));
+    server.terminate().await;
+    nothing_is_left(data.path(), &[]);
+}

@@ -1,0 +1,86 @@
+//! `exuvia serve` as a process.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+use super::{Client, EXUVIA};
+
+/// Longer than anything here takes on a slow and busy machine.
+pub const LONG: Duration = Duration::from_secs(60);
+
+/// A server over a data directory; killed when dropped.
+#[derive(Debug)]
+pub struct Server {
+    child: Child,
+    /// What it said when it was ready.
+    pub hello: Value,
+}
+
+impl Server {
+    /// Starts one that must come up.
+    pub async fn start(data: &Path) -> Self {
+        Self::start_with(data, &[]).await.expect("the server comes up")
+    }
+
+    /// Starts one with more environment; `Err` is how it ended without being ready.
+    pub async fn start_with(data: &Path, env: &[(&str, &str)]) -> Result<Self, ExitStatus> {
+        let mut child = Command::new(EXUVIA)
+            .args(["serve", "--json", "--listen", "127.0.0.1:0", "--data-dir"])
+            .arg(data)
+            .envs(env.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let first = timeout(LONG, lines.next_line()).await.expect("it says something");
+        match first.unwrap() {
+            Some(line) => Ok(Self {
+                hello: serde_json::from_str(&line).unwrap(),
+                child,
+            }),
+            None => Err(child.wait().await.unwrap()),
+        }
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.hello["listening"].as_str().unwrap())
+    }
+
+    pub async fn client(&self) -> Client {
+        Client::connect(self.url()).await.unwrap()
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().expect("it runs") as i32)
+    }
+
+    /// Waits until it has killed itself.
+    pub async fn dies(mut self) {
+        let status = timeout(LONG, self.child.wait()).await.expect("it dies").unwrap();
+        assert_eq!(status.signal(), Some(Signal::SIGKILL as i32), "{status}");
+    }
+
+    /// As `kill -9` from outside.
+    pub async fn kill(mut self) {
+        self.child.start_kill().unwrap();
+        self.child.wait().await.unwrap();
+    }
+
+    /// As a service manager stops it.
+    pub async fn terminate(mut self) {
+        kill(self.pid(), Signal::SIGTERM).unwrap();
+        let status = timeout(LONG, self.child.wait()).await.expect("it stops").unwrap();
+        assert!(status.success(), "{status}");
+    }
+}
