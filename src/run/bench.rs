@@ -12,7 +12,7 @@ use serde_json::json;
 use super::event::Call;
 use super::{trail, world};
 use crate::audit::Record;
-use crate::clock::Clock;
+use crate::clock::{Clock, Timestamp};
 use crate::error::Kind;
 use crate::ids::SandboxId;
 use crate::policy::Policy;
@@ -89,6 +89,8 @@ pub struct Maker {
     clock: Arc<dyn Clock>,
     store: Arc<dyn Store>,
     filter: Vec<u8>,
+    /// Sandboxes that could not be removed yet.
+    stuck: Arc<tokio::sync::Mutex<Vec<Arc<Bench>>>>,
 }
 
 impl Maker {
@@ -107,7 +109,24 @@ impl Maker {
             clock,
             store,
             filter,
+            stuck: Arc::default(),
         })
+    }
+
+    /// Closes a bench. One that cannot be removed is kept, with its directory and its user ids, and tried again later.
+    pub async fn put_away(&self, bench: Arc<Bench>) {
+        if let Err(error) = bench.close().await {
+            tracing::error!(sandbox = %bench.id(), error = %crate::error::chain(&error), "sandbox not removed yet");
+            self.stuck.lock().await.push(bench);
+        }
+    }
+
+    /// Tries again to remove what could not be removed before.
+    async fn clear(&self) {
+        let stuck = std::mem::take(&mut *self.stuck.lock().await);
+        for bench in stuck {
+            self.put_away(bench).await;
+        }
     }
 
     /// The backend that will make a task's sandboxes, or why this host cannot do what the policy asks.
@@ -148,6 +167,7 @@ impl Maker {
         revision: Revision,
         known_artifacts: impl IntoIterator<Item = String>,
     ) -> Result<Bench, Error> {
+        self.clear().await;
         let backend = self.backends.get(task.backend).await?;
         let claim = identity::Claim::take(&self.data_dir)?;
         let id = SandboxId::random();
@@ -156,21 +176,30 @@ impl Maker {
             uid: claim.identity().host_uid(),
             gid: claim.identity().host_uid(),
         };
-        let index = self
-            .pool
-            .materialise(revision, directory.workspace(), Some(owner))
-            .await?;
-        let spec = Spec {
-            id: id.clone(),
-            image: task.image.clone(),
-            isolation: policy.isolation(),
-            limits: policy.limits().clone(),
-            identity: claim.identity(),
-            workspace: Some(directory.workspace()),
-            mounts: policy.mounts().to_vec(),
-            labels: [("run".to_owned(), record.run.to_string())].into(),
+        let made = async {
+            let index = self
+                .pool
+                .materialise(revision, directory.workspace(), Some(owner))
+                .await?;
+            let spec = Spec {
+                id: id.clone(),
+                image: task.image.clone(),
+                isolation: policy.isolation(),
+                limits: policy.limits().clone(),
+                identity: claim.identity(),
+                workspace: Some(directory.workspace()),
+                mounts: policy.mounts().to_vec(),
+                labels: [("run".to_owned(), record.run.to_string())].into(),
+            };
+            Ok::<_, Error>((Sandbox::open(backend, spec, self.filter.clone()).await?, index))
         };
-        let sandbox = Sandbox::open(backend, spec, self.filter.clone()).await?;
+        let (sandbox, index) = match made.await {
+            Ok(made) => made,
+            Err(error) => {
+                directory.remove();
+                return Err(error);
+            }
+        };
         let bench = Bench {
             sandbox,
             directory,
@@ -179,12 +208,17 @@ impl Maker {
             clock: Arc::clone(&self.clock),
             store: Arc::clone(&self.store),
             record: record.clone(),
+            opened_at: self.clock.now(),
             index: tokio::sync::Mutex::new(index),
             artifacts: Mutex::new(known_artifacts.into_iter().collect()),
         };
         let details = json!({ "backend": task.backend, "image": task.image, "isolation": policy.isolation(),
             "limits": policy.limits(), "tree": revision.tree });
-        bench.on_record("sandbox.created", details).await?;
+        if let Err(error) = bench.on_record("sandbox.created", details).await {
+            // What cannot be put on the record does not run.
+            self.put_away(Arc::new(bench)).await;
+            return Err(error);
+        }
         Ok(bench)
     }
 }
@@ -199,16 +233,17 @@ pub struct Bench {
     clock: Arc<dyn Clock>,
     store: Arc<dyn Store>,
     record: RunRecord,
+    opened_at: Timestamp,
     /// What the directory is known to hold.
     index: tokio::sync::Mutex<Index>,
     /// What this run has stored, and may read back.
     artifacts: Mutex<std::collections::BTreeSet<String>>,
 }
 
-/// What a tool call did.
+/// How a tool call went.
 #[derive(Debug)]
-pub struct Done {
-    pub result: ToolResult,
+pub struct Ran {
+    pub result: Result<ToolResult, Error>,
     /// The execs it made, for the audit record.
     pub audit: Vec<Record>,
 }
@@ -219,14 +254,22 @@ impl Bench {
     }
 
     /// Runs a tool call to its result.
-    pub async fn run(&self, registry: &Registry, call: &Call, key: &str, limit: Duration) -> Result<Done, Error> {
+    pub async fn run(&self, registry: &Registry, call: &Call, key: &str, limit: Duration) -> Ran {
         let world = world::Inside::new(self, key);
         let limits = tool::Limits { timeout: limit };
-        let result = tool::run(registry, &call.tool, &call.arguments, &world, &limits).await?;
-        Ok(Done {
-            result,
+        let result = tool::run(registry, &call.tool, &call.arguments, &world, &limits).await;
+        Ran {
+            result: result.map_err(Error::from),
             audit: world.into_records(),
-        })
+        }
+    }
+
+    /// What is left of the sandbox's wall time; no command gets more.
+    pub fn time_left(&self) -> Duration {
+        self.sandbox
+            .limits()
+            .wall_time
+            .saturating_sub(self.clock.now().since(self.opened_at))
     }
 
     /// Takes the workspace as it is now; durable on return. Everything in the sandbox stands still meanwhile.
@@ -245,15 +288,19 @@ impl Bench {
     }
 
     /// Ends the sandbox and removes the directory. May be called again.
-    pub async fn close(&self) {
-        if let Err(error) = self.sandbox.close(GRACE).await {
-            tracing::error!(sandbox = %self.id(), error = %crate::error::chain(&error), "sandbox not removed");
-            return;
+    ///
+    /// # Errors
+    /// When the sandbox is still there: nothing of it may be given to another then.
+    pub async fn close(&self) -> Result<(), sandbox::Error> {
+        self.sandbox.close(GRACE).await?;
+        let directory = self.directory.clone();
+        if let Err(error) = tokio::task::spawn_blocking(move || directory.remove()).await {
+            tracing::error!(sandbox = %self.id(), %error, "working directory not removed");
         }
-        self.directory.remove();
         if let Err(error) = self.on_record("sandbox.destroyed", serde_json::Value::Null).await {
             tracing::error!(sandbox = %self.id(), error = %crate::error::chain(&error), "not on the audit record");
         }
+        Ok(())
     }
 
     async fn on_record(&self, action: &str, details: serde_json::Value) -> Result<(), Error> {
@@ -305,7 +352,7 @@ impl Bench {
 const OWNER: &str = "owner.json";
 
 /// A directory that goes with its bench. What a killed process leaves, `sweep` removes.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct WorkDir(PathBuf);
 
 impl WorkDir {
@@ -333,17 +380,10 @@ impl WorkDir {
     }
 
     fn remove(&self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.0)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
-            tracing::warn!(path = %self.0.display(), %error, "working directory not removed");
+        if let Err(error) = workspace::remove_all(&self.0) {
+            let error = crate::error::chain(&error);
+            tracing::warn!(path = %self.0.display(), error, "working directory not removed");
         }
-    }
-}
-
-impl Drop for WorkDir {
-    fn drop(&mut self) {
-        self.remove();
     }
 }
 
@@ -363,10 +403,14 @@ pub fn sweep(data_dir: &Path) -> std::io::Result<usize> {
         let owner = std::fs::read(path.join(OWNER))
             .ok()
             .and_then(|text| serde_json::from_slice::<Owner>(&text).ok());
-        // One without an owner was being made when its maker died, or is being made now: its name comes last.
-        if owner.is_some_and(|owner| !owner.is_alive()) {
-            std::fs::remove_dir_all(path)?;
-            gone += 1;
+        // One without an owner was being made when its maker died, or is being made now: it is named last, and empty.
+        if owner.is_none_or(|owner| owner.is_alive()) {
+            continue;
+        }
+        match workspace::remove_all(&path) {
+            Ok(()) => gone += 1,
+            // One that cannot be removed does not keep the others.
+            Err(error) => tracing::warn!(path = %path.display(), error = %crate::error::chain(&error), "not removed"),
         }
     }
     Ok(gone)

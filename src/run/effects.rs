@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
@@ -21,14 +21,19 @@ use crate::model::{self, ModelClient, NoTokens};
 use crate::policy::Policy;
 use crate::store::{RunRecord, Store};
 use crate::task::Task;
-use crate::tool::Effect as ToolEffect;
 use crate::tool::registry::{Builtin, Registry};
+use crate::tool::world::Lost;
+use crate::tool::{Effect as ToolEffect, ToolResult};
 use crate::workspace::Revision;
 
 /// Attempts at one model call before the run fails.
 pub const MODEL_ATTEMPTS: u32 = 5;
 /// Attempts at one tool call, or check, whose sandbox was lost.
 pub const SANDBOX_ATTEMPTS: u32 = 3;
+/// How long making a sandbox with its workspace may take.
+const OPENING: Duration = Duration::from_secs(300);
+/// How long taking a workspace in may take.
+const SNAPSHOT: Duration = Duration::from_secs(300);
 
 /// What all runs of a service share.
 #[derive(Debug)]
@@ -48,7 +53,7 @@ impl Shop {
         let task = Task::from_value(self.store.spec(&record.task).await?)?;
         let policy = Policy::from_snapshot(&task.policy)?;
         Ok(Job {
-            client: task.model.client()?,
+            client: OnceLock::new(),
             benches: self.benches.clone(),
             clock: Arc::clone(&self.clock),
             bench: Mutex::default(),
@@ -68,7 +73,8 @@ pub struct Job {
     pub task: Task,
     pub policy: Policy,
     pub registry: Registry,
-    client: Arc<dyn ModelClient>,
+    /// Made at the first need, so that a run whose key is not there can still be looked at, and cancelled.
+    client: OnceLock<Arc<dyn ModelClient>>,
     benches: bench::Maker,
     clock: Arc<dyn Clock>,
     /// Where tools run; made at the first need, given up whenever it may no longer be what the journal says.
@@ -139,22 +145,31 @@ impl Job {
                     timeout: limit,
                 };
                 let wait = not_before.map_or(Duration::ZERO, |at| at.since(now));
+                let failures = state.failures(step);
                 Some(Box::pin(async move {
                     tokio::time::sleep(wait).await;
-                    self.call_model(step, attempt, &request).await.into()
+                    self.call_model(step, attempt, failures, &request).await.into()
                 }))
             }
             Effect::RunTool { step, attempt } => {
-                let (call, workspace) = (session.call(step)?.clone(), state.workspace);
-                Some(Box::pin(async move {
-                    self.run_tool(&call, attempt, workspace, limit).await
-                }))
+                let call = session.call(step)?.clone();
+                let attempt = Attempt {
+                    number: attempt,
+                    failures: state.failures(step),
+                    workspace: state.workspace,
+                    limit,
+                };
+                Some(Box::pin(async move { self.run_tool(&call, attempt).await }))
             }
             Effect::RunCheck { step, attempt } => {
-                let (command, workspace) = (self.task.check.clone()?, state.workspace);
-                Some(Box::pin(async move {
-                    self.run_check(step, attempt, &command, workspace, limit).await
-                }))
+                let command = self.task.check.clone()?;
+                let attempt = Attempt {
+                    number: attempt,
+                    failures: state.failures(step),
+                    workspace: state.workspace,
+                    limit,
+                };
+                Some(Box::pin(async move { self.run_check(step, &command, attempt).await }))
             }
             Effect::Decide { .. } | Effect::Start { .. } | Effect::End { .. } => None,
         }
@@ -168,9 +183,17 @@ impl Job {
             *slot = opening.await.map_or(Slot::Empty, |bench| Slot::Open(Arc::new(bench)));
         }
         if let Slot::Open(bench) = &*slot {
-            bench.close().await;
+            self.benches.put_away(Arc::clone(bench)).await;
         }
         *slot = Slot::Empty;
+    }
+
+    fn client(&self) -> Result<&dyn ModelClient, model::Error> {
+        if let Some(client) = self.client.get() {
+            return Ok(client.as_ref());
+        }
+        let made = self.task.model.client()?;
+        Ok(self.client.get_or_init(|| made).as_ref())
     }
 
     /// Requirement D2: the shorter of the step's own limit and what is left of the run.
@@ -179,9 +202,10 @@ impl Job {
         state.budgets.step_time.min(left)
     }
 
-    async fn call_model(&self, step: u32, attempt: u32, request: &model::Request) -> Event {
+    async fn call_model(&self, step: u32, attempt: u32, failures: u32, request: &model::Request) -> Event {
         let start = self.clock.now();
-        match self.client.complete(request, &NoTokens).await {
+        let answered = async { self.client()?.complete(request, &NoTokens).await };
+        match answered.await {
             Ok(mut reply) => {
                 let asked = std::mem::take(&mut reply.message.tool_calls);
                 let calls = self.number_calls(step, asked, &request.messages);
@@ -198,8 +222,8 @@ impl Job {
             }
             Err(error) => {
                 let fault = Fault::of(error.code(), error.kind(), &error);
-                let retry_in = (fault.retryable && attempt < MODEL_ATTEMPTS).then(|| {
-                    let backoff = Duration::from_secs(1 << attempt.saturating_sub(1).min(5));
+                let retry_in = (fault.retryable && failures + 1 < MODEL_ATTEMPTS).then(|| {
+                    let backoff = Duration::from_secs(1 << failures.min(5));
                     backoff.max(error.retry_after().unwrap_or_default())
                 });
                 Event::ModelFailed {
@@ -212,37 +236,31 @@ impl Job {
         }
     }
 
-    async fn run_tool(&self, call: &Call, attempt: u32, workspace: Revision, limit: Duration) -> Outcome {
-        let (step, start) = (call.step, self.clock.now());
-        match self.try_tool(call, workspace, limit).await {
-            Ok((result, workspace, audit)) => {
-                let duration = self.clock.now().since(start);
-                Outcome {
-                    event: Event::ToolFinished {
-                        step,
-                        attempt,
-                        result,
-                        workspace,
-                        duration,
-                    },
-                    audit,
-                }
-            }
+    async fn run_tool(&self, call: &Call, attempt: Attempt) -> Outcome {
+        let (step, number) = (call.step, attempt.number);
+        let Tried { done, audit, duration } = self.try_tool(call, &attempt).await;
+        let event = match done {
+            Ok((result, workspace)) => Event::ToolFinished {
+                step,
+                attempt: number,
+                result,
+                workspace,
+                duration,
+            },
             Err(error) => {
-                let (fault, retry) = lost(&error, attempt);
+                let (fault, retry) = attempt.lost(&error);
                 Event::ToolLost {
                     step,
-                    attempt,
+                    attempt: number,
                     fault,
                     retry,
                 }
-                .into()
             }
-        }
+        };
+        Outcome { event, audit }
     }
 
-    async fn run_check(&self, step: u32, attempt: u32, command: &str, workspace: Revision, limit: Duration) -> Outcome {
-        let start = self.clock.now();
+    async fn run_check(&self, step: u32, command: &str, attempt: Attempt) -> Outcome {
         let arguments = serde_json::json!({ "command": command }).to_string();
         let call = Call {
             step,
@@ -251,55 +269,62 @@ impl Job {
             arguments,
             effect: ToolEffect::Workspace,
         };
-        match self.try_tool(&call, workspace, limit).await {
-            Ok((result, workspace, audit)) => {
-                let duration = self.clock.now().since(start);
+        let number = attempt.number;
+        let Tried { done, audit, duration } = self.try_tool(&call, &attempt).await;
+        let event = match done {
+            Ok((result, workspace)) => {
                 let passed = result.error.is_none();
-                Outcome {
-                    event: Event::CheckFinished {
-                        step,
-                        attempt,
-                        passed,
-                        result,
-                        workspace,
-                        duration,
-                    },
-                    audit,
+                Event::CheckFinished {
+                    step,
+                    attempt: number,
+                    passed,
+                    result,
+                    workspace,
+                    duration,
                 }
             }
             Err(error) => {
-                let (fault, retry) = lost(&error, attempt);
+                let (fault, retry) = attempt.lost(&error);
                 Event::CheckLost {
                     step,
-                    attempt,
+                    attempt: number,
                     fault,
                     retry,
                 }
-                .into()
             }
-        }
+        };
+        Outcome { event, audit }
     }
 
-    async fn try_tool(
-        &self,
-        call: &Call,
-        workspace: Revision,
-        limit: Duration,
-    ) -> Result<(crate::tool::ToolResult, Revision, Vec<audit::Record>), bench::Error> {
-        let bench = self.bench(workspace).await?;
+    async fn try_tool(&self, call: &Call, attempt: &Attempt) -> Tried {
+        let start = self.clock.now();
+        let mut audit = Vec::new();
         let done = async {
-            let done = bench.run(&self.registry, call, &self.key(call.step), limit).await?;
-            let workspace = match call.effect {
-                ToolEffect::Workspace => bench.snapshot().await?,
-                ToolEffect::ReadOnly | ToolEffect::Control => workspace,
+            // What the host has to do has its time too, apart from what the tool may take.
+            let bench = within(OPENING, self.bench(attempt.workspace)).await?;
+            let done = async {
+                let limit = attempt.limit.min(bench.time_left());
+                let ran = bench.run(&self.registry, call, &self.key(call.step), limit).await;
+                audit = ran.audit;
+                let result = ran.result?;
+                let workspace = match call.effect {
+                    ToolEffect::Workspace => within(SNAPSHOT, bench.snapshot()).await?,
+                    ToolEffect::ReadOnly | ToolEffect::Control => attempt.workspace,
+                };
+                Ok((result, workspace))
             };
-            Ok((done.result, workspace, done.audit))
+            let done = done.await;
+            if done.is_err() {
+                self.discard(&bench).await;
+            }
+            done
         };
         let done = done.await;
-        if done.is_err() {
-            self.discard(&bench).await;
+        Tried {
+            done,
+            audit,
+            duration: self.clock.now().since(start),
         }
-        done
     }
 
     /// A bench that failed is no longer to be trusted: it goes, and the next attempt starts from the last committed tree.
@@ -307,7 +332,7 @@ impl Job {
         let mut slot = self.bench.lock().await;
         // A neighbour that failed with it has closed it already, and may have put a new one in its place.
         if matches!(&*slot, Slot::Open(bench) if Arc::ptr_eq(bench, failed)) {
-            failed.close().await;
+            self.benches.put_away(Arc::clone(failed)).await;
             *slot = Slot::Empty;
         }
     }
@@ -315,6 +340,13 @@ impl Job {
     /// The bench, with the workspace as it is in `workspace`.
     async fn bench(&self, workspace: Revision) -> Result<Arc<Bench>, bench::Error> {
         let mut slot = self.bench.lock().await;
+        if let Slot::Open(bench) = &*slot
+            && bench.time_left().is_zero()
+        {
+            // Its wall time is over: a new one goes on where it stood.
+            self.benches.put_away(Arc::clone(bench)).await;
+            *slot = Slot::Empty;
+        }
         if matches!(*slot, Slot::Empty) {
             *slot = Slot::Opening(self.open_bench(workspace));
         }
@@ -348,8 +380,18 @@ impl Job {
             .collect();
         let number = |(n, call): (usize, model::ToolCall)| {
             let step = step + 1 + n as u32;
-            let is_free = !call.id.is_empty() && taken.insert(call.id.clone());
-            let id = if is_free { call.id } else { format!("call_{step}") };
+            let made_up = (0..).map(|n| {
+                if n == 0 {
+                    format!("call_{step}")
+                } else {
+                    format!("call_{step}_{n}")
+                }
+            });
+            let asked = std::iter::once(call.id).filter(|id| !id.is_empty());
+            let id = asked
+                .chain(made_up)
+                .find(|id| taken.insert(id.clone()))
+                .unwrap_or_default();
             // A tool that is not there touches nothing.
             let effect = self
                 .registry
@@ -367,8 +409,36 @@ impl Job {
     }
 }
 
-/// What an attempt that could not be made tells, and whether there is another.
-fn lost(error: &bench::Error, attempt: u32) -> (Fault, bool) {
-    let retry = error.kind().is_retryable() && attempt < SANDBOX_ATTEMPTS;
-    (Fault::of(error.code(), error.kind(), error), retry)
+/// One try of a tool call or a check.
+#[derive(Debug)]
+struct Attempt {
+    /// From 1, outages counted.
+    number: u32,
+    /// Tries before this one that were lost with their sandbox.
+    failures: u32,
+    workspace: Revision,
+    limit: Duration,
+}
+
+impl Attempt {
+    /// What a try that could not be made tells, and whether there is another.
+    fn lost(&self, error: &bench::Error) -> (Fault, bool) {
+        let retry = error.kind().is_retryable() && self.failures + 1 < SANDBOX_ATTEMPTS;
+        (Fault::of(error.code(), error.kind(), error), retry)
+    }
+}
+
+/// How a try went, and what it ran.
+struct Tried {
+    done: Result<(ToolResult, Revision), bench::Error>,
+    audit: Vec<audit::Record>,
+    duration: Duration,
+}
+
+/// Gives up waiting for the host after `limit`; the work itself is left to whoever closes.
+async fn within<T>(limit: Duration, work: impl Future<Output = Result<T, bench::Error>>) -> Result<T, bench::Error> {
+    match tokio::time::timeout(limit, work).await {
+        Ok(done) => done,
+        Err(_) => Err(Lost::new(format!("the host did not answer within {} s", limit.as_secs())).into()),
+    }
 }

@@ -7,7 +7,7 @@
 //!                        │  └─┘                 │ each call: Pending ─Decide─▶ Running ─▶ Done  │
 //!                        │                      │                    └▶ Awaiting ─▶ Approved ─┘ │
 //!                        ├──────────────────────│───────────────────────────────────────────────┘
-//!                        │  CheckFinished(no)   │ finish, or an answer without calls
+//!                        │  CheckFinished(no)   │ `finish` let through, or an answer without calls
 //!                        └────────── Checking ◀─┴──▶ Ending ─Ended─▶ Ended
 //!                                       └─ passed ────▲
 //!  from any state that has not begun to end:  CancelRequested, DeadlineReached, a budget, a fatal fault ─▶ Ending
@@ -56,6 +56,8 @@ pub struct State {
     /// Since when nothing is due.
     pub parked_since: Option<Timestamp>,
     pub idle_replies: u32,
+    /// Failed attempts at the model call, or the check, that is going on.
+    pub failures: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -107,9 +109,17 @@ pub struct CallState {
 #[serde(tag = "name", rename_all = "snake_case")]
 pub enum CallStatus {
     Pending,
-    Awaiting { approval: ApprovalId },
-    Approved { approval: ApprovalId },
-    Running { attempt: u32 },
+    Awaiting {
+        approval: ApprovalId,
+    },
+    Approved {
+        approval: ApprovalId,
+    },
+    /// `failures` counts attempts that were lost with their sandbox, not those that an outage cut off.
+    Running {
+        attempt: u32,
+        failures: u32,
+    },
     Done,
 }
 
@@ -258,9 +268,7 @@ pub fn due(state: &State) -> Vec<Effect> {
                 not_before: *not_before,
             }]
         }
-        Phase::Calling { calls } => window(calls, state.budgets.parallel_tools)
-            .filter_map(CallState::due)
-            .collect(),
+        Phase::Calling { calls } => state.window(calls).filter_map(CallState::due).collect(),
         Phase::Checking { step, attempt, .. } => vec![Effect::RunCheck {
             step: *step,
             attempt: *attempt,
@@ -269,16 +277,6 @@ pub fn due(state: &State) -> Vec<Effect> {
             outcome: outcome.clone(),
         }],
     }
-}
-
-/// The calls that may go on now: in call order, readers side by side up to `cap`, anything else alone.
-fn window(calls: &[CallState], cap: u32) -> impl Iterator<Item = &CallState> {
-    let open: Vec<&CallState> = calls.iter().filter(|call| call.status != CallStatus::Done).collect();
-    let readers = open
-        .iter()
-        .take_while(|call| call.effect == ToolEffect::ReadOnly)
-        .count();
-    open.into_iter().take(readers.clamp(1, cap.max(1) as usize))
 }
 
 impl CallState {
@@ -290,7 +288,7 @@ impl CallState {
                 step,
                 approval: approval.clone(),
             }),
-            CallStatus::Running { attempt } => Some(Effect::RunTool {
+            CallStatus::Running { attempt, .. } => Some(Effect::RunTool {
                 step,
                 attempt: *attempt,
             }),
@@ -322,6 +320,7 @@ impl State {
             deadline: None,
             parked_since: None,
             idle_replies: 0,
+            failures: 0,
         }
     }
 
@@ -363,6 +362,48 @@ impl State {
         }
     }
 
+    /// Lost attempts of what is going on in that step; decides whether there is another.
+    pub fn failures(&self, step: u32) -> u32 {
+        match &self.phase {
+            Phase::Reasoning { .. } | Phase::Checking { .. } => self.failures,
+            Phase::Calling { calls } => {
+                let status = calls.iter().find(|call| call.step == step).map(|call| &call.status);
+                match status {
+                    Some(CallStatus::Running { failures, .. }) => *failures,
+                    Some(
+                        CallStatus::Pending
+                        | CallStatus::Awaiting { .. }
+                        | CallStatus::Approved { .. }
+                        | CallStatus::Done,
+                    )
+                    | None => 0,
+                }
+            }
+            Phase::Queued | Phase::Ending { .. } | Phase::Ended { .. } => 0,
+        }
+    }
+
+    /// The calls that may go on now: in call order, readers side by side up to the cap, anything else alone, and no more
+    /// new ones than there are steps left.
+    fn window<'a>(&self, calls: &'a [CallState]) -> impl Iterator<Item = &'a CallState> + use<'a> {
+        let open: Vec<&CallState> = calls.iter().filter(|call| call.status != CallStatus::Done).collect();
+        let readers = open
+            .iter()
+            .take_while(|call| call.effect == ToolEffect::ReadOnly)
+            .count();
+        let side_by_side = readers.clamp(1, self.budgets.parallel_tools.max(1) as usize);
+        let mut left = self
+            .budgets
+            .steps
+            .map_or(u32::MAX, |limit| limit.saturating_sub(self.used.steps));
+        open.into_iter().take(side_by_side).filter(move |call| {
+            let is_new = call.is_new();
+            let fits = !is_new || left > 0;
+            left -= u32::from(is_new && fits);
+            fits
+        })
+    }
+
     fn is_ending(&self) -> bool {
         matches!(self.phase, Phase::Ending { .. } | Phase::Ended { .. })
     }
@@ -393,6 +434,7 @@ impl State {
                 self.expect_reasoning(*step, *attempt)?;
                 match retry_in {
                     Some(wait) => {
+                        self.failures += 1;
                         let (step, attempt) = (*step, attempt + 1);
                         self.phase = Phase::Reasoning {
                             step,
@@ -405,8 +447,7 @@ impl State {
                 self.settle()
             }
             Event::ToolRefused { step, .. } => {
-                self.call(*step, |call| call.status == CallStatus::Pending || call.is_approved())?
-                    .status = CallStatus::Done;
+                self.call(*step, CallState::is_new)?.status = CallStatus::Done;
                 self.advance();
                 self.settle()
             }
@@ -438,10 +479,21 @@ impl State {
                 Some(())
             }
             Event::ToolStarted { step, attempt, .. } => {
-                let call = self.call(*step, |call| call.status == CallStatus::Pending || call.is_approved())?;
-                call.status = CallStatus::Running { attempt: *attempt };
+                let call = self.call(*step, CallState::is_new)?;
+                let claim = call.claim.clone();
+                call.status = match claim {
+                    // `finish` runs nothing: that it was let through is all of it.
+                    Some(_) => CallStatus::Done,
+                    None => CallStatus::Running {
+                        attempt: *attempt,
+                        failures: 0,
+                    },
+                };
                 self.used.steps += 1;
                 self.used.tool_calls += 1;
+                if let Some(claim) = claim {
+                    self.finish(claim);
+                }
                 (*attempt == 1).then_some(())
             }
             Event::ToolFinished {
@@ -450,8 +502,7 @@ impl State {
                 workspace,
                 ..
             } => {
-                let running = CallStatus::Running { attempt: *attempt };
-                self.call(*step, |call| call.status == running)?.status = CallStatus::Done;
+                self.call(*step, |call| call.attempt() == Some(*attempt))?.status = CallStatus::Done;
                 self.workspace = *workspace;
                 self.advance();
                 self.settle()
@@ -462,8 +513,11 @@ impl State {
                 fault,
                 retry,
             } => {
-                let running = CallStatus::Running { attempt: *attempt };
-                self.call(*step, |call| call.status == running)?.status = CallStatus::Running { attempt: attempt + 1 };
+                let failures = self.failures(*step) + 1;
+                self.call(*step, |call| call.attempt() == Some(*attempt))?.status = CallStatus::Running {
+                    attempt: attempt + 1,
+                    failures,
+                };
                 if !retry {
                     self.end(Outcome::Failed { fault: fault.clone() });
                 }
@@ -477,6 +531,7 @@ impl State {
                 ..
             } => {
                 let claim = self.expect_checking(*step, *attempt)?;
+                self.failures = 0;
                 self.workspace = *workspace;
                 match passed {
                     true => self.end(Outcome::Finished {
@@ -494,6 +549,7 @@ impl State {
                 retry,
             } => {
                 let claim = self.expect_checking(*step, *attempt)?;
+                self.failures += 1;
                 self.phase = Phase::Checking {
                     step: *step,
                     attempt: attempt + 1,
@@ -539,8 +595,10 @@ impl State {
 
     fn claimed(&mut self, at: Timestamp) -> Option<()> {
         if let (Some(deadline), None) = (self.deadline, self.parked_since) {
-            // An outage costs nobody anything: the time since the last entry is given back.
-            self.deadline = Some(deadline.plus(at.since(self.at)));
+            // An outage costs nobody anything. How long the step that it cut off had worked is not known: no more than a
+            // step may take, so that is not given back.
+            let gap = at.since(self.at).saturating_sub(self.budgets.step_time);
+            self.deadline = Some(deadline.plus(gap));
         }
         match &mut self.phase {
             Phase::Queued => {
@@ -550,7 +608,7 @@ impl State {
             Phase::Reasoning { attempt, .. } | Phase::Checking { attempt, .. } => *attempt += 1,
             Phase::Calling { calls } => {
                 for call in calls {
-                    if let CallStatus::Running { attempt } = &mut call.status {
+                    if let CallStatus::Running { attempt, .. } = &mut call.status {
                         *attempt += 1;
                     }
                 }
@@ -562,6 +620,7 @@ impl State {
     }
 
     fn replied(&mut self, step: u32, reply: &Reply, calls: &[Call], cost_micros: Option<u64>) {
+        self.failures = 0;
         self.used.steps += 1;
         self.used.model_calls += 1;
         self.used.tokens = self.used.tokens.plus(reply.usage);
@@ -608,16 +667,13 @@ impl State {
         }
     }
 
-    /// Moves a turn on: to its `finish`, to the next model call, or into a limit.
+    /// Moves a turn on: to the next model call, or into a limit.
     fn advance(&mut self) {
         let Phase::Calling { calls } = &self.phase else { return };
+        let waits_for_nobody = !calls.iter().any(|call| call.is_running() || call.awaiting().is_some());
         match calls.iter().find(|call| call.status != CallStatus::Done) {
             None => self.reason_next(),
-            Some(CallState { claim: Some(claim), .. }) => self.finish(claim.clone()),
-            Some(CallState {
-                status: CallStatus::Pending,
-                ..
-            }) => {
+            Some(call) if call.is_new() && waits_for_nobody => {
                 if let Some(outcome) = self.out_of_steps() {
                     self.end(outcome);
                 }
@@ -762,12 +818,15 @@ impl State {
 
     /// The call with that step, if it may go on now and `wanted` holds for it.
     fn call(&mut self, step: u32, wanted: impl Fn(&CallState) -> bool) -> Option<&mut CallState> {
-        let cap = self.budgets.parallel_tools;
+        let Phase::Calling { calls } = &self.phase else {
+            return None;
+        };
+        let index = calls.iter().position(|call| call.step == step)?;
+        let allowed = self.window(calls).any(|call| call.step == step && wanted(call));
         let Phase::Calling { calls } = &mut self.phase else {
             return None;
         };
-        let allowed = window(calls, cap).any(|call| call.step == step && wanted(call));
-        calls.iter_mut().find(|call| allowed && call.step == step)
+        calls.get_mut(index).filter(|_| allowed)
     }
 }
 
@@ -788,8 +847,16 @@ impl CallState {
         matches!(self.status, CallStatus::Running { .. })
     }
 
-    fn is_approved(&self) -> bool {
-        matches!(self.status, CallStatus::Approved { .. })
+    /// Whether it is still to be begun.
+    fn is_new(&self) -> bool {
+        matches!(self.status, CallStatus::Pending | CallStatus::Approved { .. })
+    }
+
+    fn attempt(&self) -> Option<u32> {
+        match &self.status {
+            CallStatus::Running { attempt, .. } => Some(*attempt),
+            CallStatus::Pending | CallStatus::Awaiting { .. } | CallStatus::Approved { .. } | CallStatus::Done => None,
+        }
     }
 
     fn awaiting(&self) -> Option<(u32, &ApprovalId)> {

@@ -201,6 +201,8 @@ fn a2_the_states_of_a_three_tool_run() {
     }
     let reply = life.replied(&[DONE], None);
     life.push(reply);
+    let step = life.state.next_step - 1;
+    life.push(started(step));
     let Phase::Ending { outcome } = life.state.phase.clone() else {
         panic!("{:?}", life.state.phase)
     };
@@ -293,6 +295,12 @@ fn a6_the_check_has_the_last_word() {
     life.push(Life::claimed());
     let reply = life.replied(&[DONE], None);
     life.push(reply);
+    assert_eq!(
+        state::due(&life.state),
+        [Effect::Decide { step: 2 }],
+        "`finish` goes by the policy too"
+    );
+    life.push(started(2));
     assert_eq!(state::due(&life.state), [Effect::RunCheck { step: 3, attempt: 1 }]);
     let check = |passed, step| Event::CheckFinished {
         step,
@@ -356,6 +364,78 @@ fn d8_readers_run_side_by_side_up_to_the_cap_and_writers_alone() {
     assert_eq!(state::due(&life.state), decide(&[6]));
     life.push(started(6)).push(finished(6, 1, tree(1)));
     assert_eq!(state::due(&life.state), decide(&[7]));
+}
+
+#[test]
+fn d1_readers_side_by_side_do_not_overshoot_the_steps() {
+    let mut life = Life::new(
+        Budgets {
+            steps: Some(3),
+            ..budgets()
+        },
+        None,
+    );
+    life.push(Life::claimed());
+    let reply = life.replied(&[("t", READ, "{}"), ("t", READ, "{}"), ("t", READ, "{}")], None);
+    life.push(reply);
+    assert_eq!(
+        state::due(&life.state),
+        [Effect::Decide { step: 2 }, Effect::Decide { step: 3 }]
+    );
+    life.push(started(2)).push(started(3));
+    life.push(finished(2, 1, tree(0)));
+    assert_eq!(life.state.public(), "WAITING_RESULT", "what runs is let run");
+    life.push(finished(3, 1, tree(0)));
+    assert!(matches!(
+        &life.state.phase,
+        Phase::Ending {
+            outcome: Outcome::Exhausted {
+                limit: Limit::Steps,
+                ..
+            }
+        }
+    ));
+    assert_eq!(life.state.used.steps, 3);
+}
+
+#[test]
+fn outages_do_not_use_up_the_attempts_that_failures_have() {
+    let mut life = Life::new(budgets(), None);
+    life.push(Life::claimed());
+    let reply = life.replied(&[("shell", WRITE, "{}")], None);
+    life.push(reply).push(started(2));
+    for _ in 0..5 {
+        life.push(Life::claimed());
+    }
+    assert_eq!(life.state.failures(2), 0);
+    let fault = Fault::new("sandbox_lost", "x");
+    life.push(Event::ToolLost {
+        step: 2,
+        attempt: 6,
+        fault,
+        retry: true,
+    });
+    assert_eq!(
+        (life.state.failures(2), state::due(&life.state)),
+        (1, vec![Effect::RunTool { step: 2, attempt: 7 }])
+    );
+}
+
+#[test]
+fn a_crash_gives_back_no_more_than_the_outage() {
+    let mut life = Life::new(budgets(), None);
+    life.push(Life::claimed());
+    let deadline = life.state.deadline.unwrap();
+    let mut entry = life.entry(Life::claimed());
+    entry.at = life.state.at.plus(Duration::from_secs(20));
+    assert_eq!(
+        state::step(&life.state, &entry).unwrap().0.deadline,
+        Some(deadline),
+        "a step may have worked as long"
+    );
+    entry.at = life.state.at.plus(Duration::from_secs(3600));
+    let expected = deadline.plus(Duration::from_secs(3600) - budgets().step_time);
+    assert_eq!(state::step(&life.state, &entry).unwrap().0.deadline, Some(expected));
 }
 
 #[test]
@@ -613,8 +693,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn a1_random_lives_keep_every_promise(choices in prop::collection::vec(any::<u8>(), 1..120), check in any::<bool>()) {
-        let mut life = Life::new(budgets(), check.then_some("make test"));
+    fn a1_random_lives_keep_every_promise(
+        choices in prop::collection::vec(any::<u8>(), 1..120),
+        check in any::<bool>(),
+        steps in 1..30u32,
+    ) {
+        let budgets = Budgets { steps: Some(steps), ..budgets() };
+        let mut life = Life::new(budgets, check.then_some("make test"));
         for choice in choices {
             let events = options(&life, choice);
             let before = life.state.clone();

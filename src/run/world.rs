@@ -67,7 +67,7 @@ impl World for Inside<'_> {
             "cpu_ms": ended.cpu.as_millis() as u64, "max_rss_bytes": ended.max_rss_bytes,
             "killed_descendants": ended.killed_descendants, "stdout_bytes": finished.stdout.total_bytes(),
             "stderr_bytes": finished.stderr.total_bytes() });
-        self.on_record(command, "ok", details);
+        self.on_record(command, outcome_of(&ended.cause), details);
         if let Cause::SandboxLost { reason } = ended.cause {
             return Err(Lost::new(reason).into());
         }
@@ -153,6 +153,18 @@ impl World for Inside<'_> {
 
     async fn get_artifact(&self, id: &str) -> Result<Option<Vec<u8>>, Lost> {
         self.bench.artifact(id).await.map_err(lost)
+    }
+}
+
+/// The outcome on the record of a command that ended like that.
+fn outcome_of(cause: &Cause) -> &'static str {
+    match cause {
+        Cause::Exited { code: 0 } => "ok",
+        Cause::Exited { .. } | Cause::Signalled { .. } => "failed",
+        Cause::TimedOut { .. } => "timed_out",
+        Cause::OutOfMemory { .. } => "out_of_memory",
+        Cause::Killed { .. } => "killed",
+        Cause::SandboxLost { .. } => "sandbox_lost",
     }
 }
 

@@ -98,7 +98,7 @@ impl Trees {
             done: 0,
         };
         let done = work.carry_out(&steps);
-        clearing::remove(&root, STAGING, &mut Vec::new(), 1)?;
+        clearing::remove(&root, STAGING, &mut Vec::new())?;
         done?;
         Ok(applied)
     }
@@ -397,7 +397,7 @@ fn clear_staging(root: &Folder) -> Result<File, Error> {
         let busy = io::Error::new(io::ErrorKind::ResourceBusy, "another apply is at work in it");
         Error::io("lock", b".", busy)
     })?;
-    clearing::remove(root, STAGING, &mut Vec::new(), 1)?;
+    clearing::remove(root, STAGING, &mut Vec::new())?;
     Ok(lock)
 }
 

@@ -59,10 +59,10 @@ impl Trees {
             Err(error) => {
                 // Best effort: the first error is the one that matters, and the caller sees that the directory is bad.
                 if made {
-                    let _ = fs::remove_dir_all(into);
+                    let _ = clearing::remove_all(into);
                 } else {
                     for name in folder.names(u64::MAX).ok().flatten().unwrap_or_default() {
-                        let _ = clearing::remove(&folder, &name, &mut Vec::new(), u32::MAX);
+                        let _ = clearing::remove(&folder, &name, &mut Vec::new());
                     }
                 }
                 Err(error)

@@ -49,6 +49,7 @@ mod unpack;
 pub use apply::{Applied, Conflict, Reason};
 pub use batch::Batch;
 pub use blobs::{Blobs, Reader};
+pub use clearing::remove_all;
 pub use diff::{Change, ChangeKind};
 pub use error::Error;
 pub use folder::Folder;

@@ -66,7 +66,7 @@ impl Restore<'_> {
             path: shown(&self.fill.path),
         })?;
         for name in names.iter().filter(|name| wanted.get(name).is_none()) {
-            clearing::remove(folder, name, &mut self.fill.path, self.limits.depth)?;
+            clearing::remove(folder, name, &mut self.fill.path)?;
         }
         let mut items = Vec::with_capacity(wanted.entries().len());
         for (entry, time) in wanted.entries().iter().zip(&recorded.0) {
@@ -92,7 +92,7 @@ impl Restore<'_> {
             self.fill
                 .path
                 .truncate(whole.len().saturating_sub(name.len()).saturating_sub(1));
-            clearing::remove(folder, name, &mut self.fill.path, self.limits.depth)?;
+            clearing::remove(folder, name, &mut self.fill.path)?;
             self.fill.path = whole;
         }
         self.fill.entry(folder, name, &entry.node, time)
