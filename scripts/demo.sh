@@ -82,11 +82,15 @@ if ! "$exuvia" run examples/demo/task.toml --data-dir "$data" --workspace "$proj
 fi
 
 heading "after: \`$suite\` in a fresh sandbox"
+cmp examples/demo/test_int_base.py "$project/test_int_base.py" || die "the test was changed, not the package"
 tests || die "the tests do not pass: $(cat "$work/tests.log")"
 tail -n 3 "$work/tests.log" | indented
 
 heading "the run: steps, outcome, what changed"
 who
+case $model in
+scripted:*) say "Its tokens are estimated from the length of the messages." ;;
+esac
 sed '/./,$!d' "$work/report"
 
 heading "the record"
