@@ -18,6 +18,7 @@ mod channel;
 mod config;
 mod engine;
 mod image;
+mod record;
 mod verify;
 mod view;
 
@@ -29,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tokio::net::UnixStream;
 use tokio::time::Instant;
 use tracing::{debug, instrument};
@@ -37,16 +38,15 @@ use tracing::{debug, instrument};
 use self::config::Parts;
 use self::engine::{Engine, Failure};
 use self::image::Images;
+pub use self::record::FILE as RECORD;
+use self::record::Record;
 use self::verify::Facts;
 use super::{Backend, Capabilities, Handle, Owned, guest_file};
 use crate::ids::SandboxId;
 use crate::process::Process;
 use crate::sandbox::cgroup::{self, Hierarchies};
 use crate::sandbox::image::accounts;
-use crate::sandbox::{BackendName, Error, Identity, ImageRef, Isolation, Limits, Mount, Spec, Usage};
-
-/// The record's name in a sandbox's directory.
-pub const RECORD: &str = "docker.json";
+use crate::sandbox::{BackendName, Error, Identity, ImageRef, Isolation, Mount, Spec, Usage};
 
 const LABEL_DATA: &str = "exuvia.data-dir";
 const LABEL_SANDBOX: &str = "exuvia.sandbox";
@@ -72,14 +72,6 @@ pub struct Docker {
     owner: Process,
     /// First host id of the engine's one user namespace (`userns-remap`).
     remap: Option<u32>,
-}
-
-/// What is kept of a sandbox so that a later process can find and judge it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Record {
-    owner: Process,
-    identity: Identity,
-    limits: Limits,
 }
 
 impl Docker {
@@ -209,7 +201,7 @@ impl Docker {
     fn lay_out(&self, spec: &Spec, handle: &Handle, record: &Record) -> io::Result<Vec<Mount>> {
         let directory = self.directory(&spec.id);
         private_directory(&directory)?;
-        write_whole(&directory.join(RECORD), json(record).as_bytes())?;
+        record.write(&directory)?;
         let ctl = self.ctl(&spec.id);
         private_directory(&ctl)?;
         chown(&ctl, self.remap, self.remap)?;
@@ -289,7 +281,7 @@ impl Docker {
 
     /// Promise 3: what was asked is what the kernel does, or there is no sandbox.
     async fn verify(&self, id: &SandboxId) -> Result<(), Error> {
-        let record = read_record(&self.directory(id)).map_err(|error| Error::failed("start", id, error))?;
+        let record = record::read(&self.directory(id)).map_err(|error| Error::failed("start", id, error))?;
         let (group, pid) = self.group("start", id).await?;
         let enforced = group.enforced().map_err(|error| Error::caused("start", id, &error))?;
         let facts = Facts::read(pid, enforced);
@@ -435,7 +427,7 @@ impl Backend for Docker {
             ))
         };
         let mut records: BTreeMap<SandboxId, Record> = BTreeMap::new();
-        for (id, record) in recorded(&self.sandboxes).map_err(|error| cannot(error.to_string()))? {
+        for (id, record) in record::list(&self.sandboxes).map_err(|error| cannot(error.to_string()))? {
             records.insert(id, record);
         }
         let labels = [(LABEL_DATA, self.data_label.as_str())];
@@ -499,13 +491,6 @@ fn prepare(data_dir: &Path) -> io::Result<(PathBuf, PathBuf, Process)> {
     Ok((data_dir, guest, Process::current()?))
 }
 
-/// Writes a file so that a reader sees all of it or none, also after a crash in between.
-fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let unfinished = path.with_extension("new");
-    fs::write(&unfinished, bytes)?;
-    fs::rename(&unfinished, path)
-}
-
 fn private_directory(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
@@ -516,29 +501,6 @@ fn remove_tree(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         Ok(()) | Err(_) => Ok(()),
     }
-}
-
-fn read_record(directory: &Path) -> io::Result<Record> {
-    let bytes = fs::read(directory.join(RECORD))?;
-    serde_json::from_slice(&bytes).map_err(io::Error::other)
-}
-
-/// Sandboxes of this backend that have a directory, also when their container never came to be.
-fn recorded(sandboxes: &Path) -> io::Result<Vec<(SandboxId, Record)>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(sandboxes)? {
-        let entry = entry?;
-        let Some(id) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        match read_record(&entry.path()) {
-            Ok(record) => found.push((id, record)),
-            // Another backend's, or gone meanwhile.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(found)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
-use crate::sandbox::Spec;
+use crate::sandbox::{Limits, Spec};
 use crate::wire;
 
 /// The backend, or `None` with a line on stderr where this machine has no engine and need not have one.
