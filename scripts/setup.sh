@@ -1,7 +1,16 @@
 #!/usr/bin/env bash
-# Everything that the tests and the demo need, on Debian 12/13 or Ubuntu, as root. Asks nothing, skips what is there.
+# Everything that the tests need, or with `demo` just what the demo needs, on Debian 12/13 or Ubuntu, as root. Asks nothing,
+# skips what is there.
+#
+#   scripts/setup.sh [all|demo]
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
+
+scope=${1:-all}
+case $scope in
+all | demo) ;;
+*) die "usage: $0 [all|demo]" ;;
+esac
 
 [ "$(id -u)" = 0 ] || die "set-up needs root"
 command -v cargo >/dev/null || die "no Rust toolchain: install rustup (the package \`rustup\`, or your own way), then try again"
@@ -14,17 +23,19 @@ flock 9
 missing=()
 want() { [ -e "$1" ] || command -v "$1" >/dev/null || missing+=("${@:2}"); }
 want cc gcc libc6-dev
-want git git
-want dockerd docker.io
-want runc runc
-want mmdebstrap mmdebstrap
-want zstd zstd
 # The host's own: sandboxes of the image `host` see just what is below /usr.
 want /usr/bin/python3 python3
 want /usr/lib/python3/dist-packages/pip python3-pip
 want /usr/lib/python3/dist-packages/setuptools python3-setuptools
 want setpriv util-linux
 want /etc/ssl/certs/ca-certificates.crt ca-certificates
+if [ "$scope" = all ]; then
+    want git git
+    want dockerd docker.io
+    want runc runc
+    want mmdebstrap mmdebstrap
+    want zstd zstd
+fi
 
 apt_updated=
 apt_get() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" </dev/null; }
@@ -39,6 +50,10 @@ install() {
     fi
 }
 [ ${#missing[@]} -eq 0 ] || install "${missing[@]}"
+if [ "$scope" = demo ]; then
+    say "set-up is complete"
+    exit
+fi
 # Newer releases have the client in a package of its own.
 command -v docker >/dev/null || install docker-cli
 

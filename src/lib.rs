@@ -22,9 +22,9 @@ pub mod ids;
 #[cfg(feature = "host")]
 pub mod model;
 #[cfg(feature = "host")]
-mod owner;
-#[cfg(feature = "host")]
 pub mod policy;
+#[cfg(feature = "host")]
+pub mod process;
 #[cfg(feature = "host")]
 pub mod run;
 #[cfg(feature = "host")]

@@ -5,13 +5,8 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
 
-use secrecy::SecretString;
-
-use super::openai::{self, OpenAi};
-use super::scripted::Scripted;
-use super::{Error, ModelClient};
+use super::openai;
 
 /// Which model to ask, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,31 +36,6 @@ impl ModelSpec {
             Self::OpenAi { .. } if is_set("EXUVIA_MODEL_KEY") => Some("env:EXUVIA_MODEL_KEY"),
             Self::OpenAi { base_url: None, .. } if is_set("OPENAI_API_KEY") => Some("env:OPENAI_API_KEY"),
             Self::OpenAi { .. } => None,
-        }
-    }
-
-    /// Makes the client. `key` is the resolved credential.
-    ///
-    /// # Errors
-    /// [`Error::Config`]: a script that cannot be read or is bad, a URL or key that cannot be used, or no key for the
-    /// default endpoint.
-    pub fn open(&self, key: Option<SecretString>) -> Result<Arc<dyn ModelClient>, Error> {
-        match self {
-            Self::Scripted { path } => {
-                let text = std::fs::read_to_string(path)
-                    .map_err(|error| Error::Config(format!("cannot read the script `{}`: {error}", path.display())))?;
-                let label = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-                Ok(Arc::new(Scripted::parse(&label, &text)?))
-            }
-            Self::OpenAi { model, base_url } => {
-                if base_url.is_none() && key.is_none() {
-                    let text =
-                        "no key: set EXUVIA_MODEL_KEY, or name an endpoint that needs none (`openai:MODEL@BASE_URL`)";
-                    return Err(Error::Config(text.to_owned()));
-                }
-                let settings = openai::Settings::new(model, base_url.as_deref(), key);
-                Ok(Arc::new(OpenAi::new(settings)?))
-            }
         }
     }
 }
@@ -192,14 +162,5 @@ mod tests {
         assert_eq!(elsewhere.default_key(own), Some("env:EXUVIA_MODEL_KEY"));
         assert_eq!(openai("m", None).default_key(|_| true), Some("env:EXUVIA_MODEL_KEY"));
         assert_eq!(openai("m", None).default_key(|_| false), None);
-    }
-
-    #[test]
-    fn what_cannot_be_opened_is_a_config_error() {
-        let missing = ModelSpec::Scripted {
-            path: "/nonexistent/x.jsonl".into(),
-        };
-        assert!(matches!(missing.open(None), Err(Error::Config(text)) if text.contains("/nonexistent/x.jsonl")));
-        assert!(matches!(openai("m", None).open(None), Err(Error::Config(text)) if text.contains("no key")));
     }
 }

@@ -9,7 +9,6 @@ use super::bench::{self, Bench};
 use crate::audit::Record;
 use crate::sandbox::files::{self, Range, Search};
 use crate::sandbox::{self, Cause};
-use crate::tool;
 use crate::tool::world::{Command, Entry, Error, FileKind, Found, Listing, Lost, Match, Outcome, Refusal, Stat, World};
 
 /// Most bytes of each stream that a command's result is made from.
@@ -72,8 +71,8 @@ impl World for Inside<'_> {
             return Err(Lost::new(reason).into());
         }
         Ok(Outcome {
-            stdout: captured(&finished.stdout),
-            stderr: captured(&finished.stderr),
+            stdout: finished.stdout,
+            stderr: finished.stderr,
             cause: ended.cause,
         })
     }
@@ -195,15 +194,6 @@ fn stat(entry: &files::Entry) -> Stat {
         files::Kind::Other => FileKind::Other,
     };
     Stat { kind, size: entry.size }
-}
-
-fn captured(stream: &sandbox::Captured) -> tool::capture::Captured {
-    tool::capture::Captured {
-        head: stream.head().to_vec(),
-        tail: stream.tail().to_vec(),
-        total_bytes: stream.total_bytes(),
-        total_lines: stream.total_lines(),
-    }
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -57,6 +57,31 @@ pub enum Error {
 }
 
 impl Error {
+    /// What a backend could not do to one sandbox.
+    pub(crate) fn failed(doing: &'static str, sandbox: &SandboxId, reason: impl ToString) -> Self {
+        Self::Backend {
+            doing,
+            sandbox: sandbox.clone(),
+            reason: reason.to_string(),
+        }
+    }
+
+    /// As [`Error::failed`], with the whole chain of causes as the reason.
+    pub(crate) fn caused(doing: &'static str, sandbox: &SandboxId, cause: &dyn std::error::Error) -> Self {
+        Self::failed(doing, sandbox, crate::error::chain(cause))
+    }
+
+    /// This failure, and with it that of the clean-up after it.
+    pub(crate) fn after(self, cleanup: Result<(), Self>) -> Self {
+        match cleanup {
+            Ok(()) => self,
+            Err(cleanup) => Self::CleanUp {
+                cause: Box::new(self),
+                cleanup: Box::new(cleanup),
+            },
+        }
+    }
+
     pub fn kind(&self) -> Kind {
         match self {
             Self::Unsupported { .. } => Kind::WrongState,

@@ -49,13 +49,7 @@ impl Sandbox {
         };
         match up.await {
             Ok(()) => Ok(Self { place, spec, filter }),
-            Err(cause) => Err(match place.backend.destroy(&place.sandbox.id).await {
-                Ok(()) => cause,
-                Err(cleanup) => Error::CleanUp {
-                    cause: Box::new(cause),
-                    cleanup: Box::new(cleanup),
-                },
-            }),
+            Err(cause) => Err(cause.after(place.backend.destroy(&place.sandbox.id).await)),
         }
     }
 

@@ -74,14 +74,7 @@ pub struct RunRecord {
 }
 
 /// The process that drives a run.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Owner {
-    pub pid: u32,
-    /// Field 22 of `/proc/PID/stat` (clock ticks after boot): with the pid it names one process for ever.
-    pub started: u64,
-    /// `/proc/sys/kernel/random/boot_id`, so that a reboot orphans every owner.
-    pub boot: String,
-}
+pub type Owner = crate::process::Process;
 
 /// Journal position + execution state + workspace tree, and what they were made under.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

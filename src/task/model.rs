@@ -46,10 +46,13 @@ impl Model {
     /// # Errors
     /// [`Error::Config`] for a spec or a credential reference that makes no sense, or a script that cannot be read.
     pub fn from_spec(text: &str, credential: Option<String>) -> Result<Self, Error> {
+        Self::from_spec_where(text, credential, |name| std::env::var_os(name).is_some())
+    }
+
+    /// As `from_spec`; `is_set` tells which variables this process has.
+    fn from_spec_where(text: &str, credential: Option<String>, is_set: impl Fn(&str) -> bool) -> Result<Self, Error> {
         let spec: ModelSpec = text.parse().map_err(|error| Error::Config(format!("{error}")))?;
-        let default_key = spec
-            .default_key(|name| std::env::var_os(name).is_some())
-            .map(|name| format!("env:{name}"));
+        let default_key = spec.default_key(is_set).map(str::to_owned);
         match spec {
             ModelSpec::Scripted { path } => {
                 let jsonl = std::fs::read_to_string(&path)
@@ -73,7 +76,7 @@ impl Model {
     /// The client, with its credential resolved.
     ///
     /// # Errors
-    /// [`Error::Config`] for a bad script or a credential that cannot be had.
+    /// [`Error::Config`] for a bad script, a credential that cannot be had, or none for the default endpoint.
     pub fn client(&self) -> Result<Arc<dyn ModelClient>, Error> {
         match self {
             Self::Scripted { name, jsonl } => Ok(Arc::new(Scripted::parse(name, jsonl)?)),
@@ -87,6 +90,11 @@ impl Model {
                 let reference = reference.map_err(|error| Error::Config(error.to_string()))?;
                 let key = reference.map(|reference| reference.resolve()).transpose();
                 let key = key.map_err(|error| Error::Config(crate::error::chain(&error)))?;
+                if base_url.is_none() && key.is_none() {
+                    let text =
+                        "no key: set EXUVIA_MODEL_KEY, or name an endpoint that needs none (`openai:MODEL@BASE_URL`)";
+                    return Err(Error::Config(text.to_owned()));
+                }
                 Ok(Arc::new(OpenAi::new(Settings::new(model, base_url.as_deref(), key))?))
             }
         }
@@ -106,5 +114,35 @@ impl Model {
             Self::Scripted { .. } => true,
             Self::Openai { price, .. } => price.is_some(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What stands in the environment is referred to, in the form that a credential is resolved by.
+    #[test]
+    fn a_key_in_the_environment_is_referred_to() {
+        let credential = |given: Option<&str>| {
+            let made = Model::from_spec_where("openai:m@http://127.0.0.1:1/v1", given.map(str::to_owned), |name| {
+                name == "EXUVIA_MODEL_KEY"
+            });
+            match made.unwrap() {
+                Model::Openai { credential, .. } => credential.unwrap(),
+                Model::Scripted { .. } => panic!("not a script"),
+            }
+        };
+        let reference: CredentialRef = credential(None).parse().unwrap();
+        assert_eq!(reference, CredentialRef::Env("EXUVIA_MODEL_KEY".to_owned()));
+        assert_eq!(credential(Some("file:/key")), "file:/key");
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_a_config_error() {
+        let missing = Model::from_spec("scripted:/nonexistent/x.jsonl", None);
+        assert!(matches!(missing, Err(Error::Config(text)) if text.contains("/nonexistent/x.jsonl")));
+        let keyless = Model::from_spec_where("openai:m", None, |_| false).unwrap();
+        assert!(matches!(keyless.client(), Err(Error::Config(text)) if text.contains("no key")));
     }
 }

@@ -10,9 +10,8 @@ use async_trait::async_trait;
 use globset::Glob;
 use regex::Regex;
 
-use super::capture::Captured;
 use super::world::{Command, Entry, Error, FileKind, Found, Listing, Lost, Match, Outcome, Refusal, Stat, World};
-use crate::sandbox::exec::Cause;
+use crate::sandbox::{Captured, Cause};
 
 type OnExec = Box<dyn Fn(&Command) -> Result<Outcome, Error> + Send + Sync>;
 

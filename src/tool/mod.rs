@@ -8,7 +8,6 @@
 //! [`result::Draft`] → cut to size. What a tool does, or cannot do, is always a [`ToolResult`]; only a lost world is an error.
 
 pub mod arguments;
-pub mod capture;
 pub mod edit_file;
 pub mod finish;
 pub mod list_files;

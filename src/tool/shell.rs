@@ -69,9 +69,9 @@ pub(super) async fn run(arguments: Arguments, world: &dyn World, limits: &Limits
     let streams = [("stdout", outcome.stdout), ("stderr", outcome.stderr)];
     Ok(streams.into_iter().fold(draft, |draft, (name, stream)| {
         draft.body(Body {
-            total_bytes: stream.total_bytes,
-            total_lines: stream.total_lines,
-            ..Body::new(name, stream.to_text())
+            total_bytes: stream.total_bytes(),
+            total_lines: stream.total_lines(),
+            ..Body::new(name, stream.text())
         })
     }))
 }
@@ -136,7 +136,7 @@ fn timed_out(after: Duration, asked: Option<Duration>, limit: Duration) -> Draft
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tool::capture::Captured;
+    use crate::sandbox::Captured;
     use crate::tool::memory::MemoryWorld;
     use crate::tool::registry::Registry;
     use crate::tool::world::Outcome;
@@ -235,14 +235,13 @@ mod tests {
 
     #[tokio::test]
     async fn h3_h4_t7_a_flood_of_output_is_bounded_and_counted() {
-        let mut capture = crate::tool::capture::Capture::new(20_000);
+        let mut capture = Captured::new(20_000);
         for n in 0..100_000 {
             capture.push(format!("{n}\n").as_bytes());
         }
-        let stdout = capture.finish();
         let world = MemoryWorld::default().on_exec(move |_| {
             Ok(Outcome {
-                stdout: stdout.clone(),
+                stdout: capture.clone(),
                 stderr: Captured::default(),
                 cause: Cause::Exited { code: 0 },
             })

@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::capture::Captured;
-use crate::sandbox::exec::Cause;
+use crate::sandbox::{Captured, Cause};
 
 /// One command.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -167,7 +167,7 @@ async fn only_the_dead_are_reaped() {
         .join("owner.json");
     let text = fs::read_to_string(&record).unwrap();
     let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
-    value["owner"]["start"] = 1.into();
+    value["owner"]["started"] = 1.into();
     fs::write(&record, value.to_string()).unwrap();
     assert_eq!(
         reconcile::reap(&bench.backend).await.unwrap(),

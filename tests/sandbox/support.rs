@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use exuvia::ids::SandboxId;
-use exuvia::sandbox::backend::oci::{Oci, allocate};
+use exuvia::sandbox::backend::oci::Oci;
+use exuvia::sandbox::identity::allocate;
 use exuvia::sandbox::{Backend, Command, Finished, Handle, ImageRef, Isolation, Limits, Sandbox, Spec, seccomp};
 
 pub const LAUNCHER: &str = env!("CARGO_BIN_EXE_exuvia");

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::{Finding, State};
-use crate::sandbox::backend::oci::{self, Oci};
+use crate::sandbox::backend::oci::Oci;
 use crate::sandbox::cgroup::{Controller, Hierarchies, Version};
-use crate::sandbox::{Backend, ImageRef, Isolation, Limits, Spec, seccomp};
+use crate::sandbox::{Backend, ImageRef, Isolation, Limits, Spec, identity, seccomp};
 
 /// What every sandbox of the `oci` backend stands on.
 pub(super) fn host() -> Vec<Finding> {
@@ -146,7 +146,7 @@ pub(super) async fn sandbox(data_dir: &Path, program: Option<PathBuf>) -> Findin
 
 async fn try_one(data_dir: &Path, program: PathBuf) -> Result<String, crate::sandbox::Error> {
     let backend = Oci::new(data_dir, program)?;
-    let identity = oci::allocate(data_dir)?;
+    let identity = identity::allocate(data_dir)?;
     let spec = Spec {
         id: crate::ids::SandboxId::random(),
         image: ImageRef::Host,
@@ -159,7 +159,7 @@ async fn try_one(data_dir: &Path, program: PathBuf) -> Result<String, crate::san
     };
     let created = backend.create(&spec).await;
     if created.is_err() {
-        oci::release(data_dir, identity);
+        identity::release(data_dir, identity);
     }
     let started = match &created {
         Ok(handle) => backend.start(handle).await,

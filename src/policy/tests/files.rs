@@ -347,7 +347,7 @@ fn policies_are_found_by_name_and_by_path() {
             "nobody",
             "../policies/mine",
             "./no.toml",
-            "../../etc"
+            "../no-such-folder/no.toml"
         ]
         .map(fails)
         .join("\n")

@@ -33,6 +33,13 @@ impl Captured {
         }
     }
 
+    /// A stream that was kept whole.
+    pub fn whole(bytes: &[u8]) -> Self {
+        let mut captured = Self::new(bytes.len() * 2);
+        captured.push(bytes);
+        captured
+    }
+
     pub fn push(&mut self, bytes: &[u8]) {
         self.total += bytes.len() as u64;
         self.newlines += bytes.iter().filter(|byte| **byte == b'\n').count() as u64;
@@ -135,6 +142,16 @@ mod tests {
             prop_assert_eq!(captured.bytes().len(), whole.len().min(limit));
             prop_assert_eq!(captured.is_complete(), whole.len() <= limit);
         }
+    }
+
+    #[test]
+    fn lines_are_counted_and_what_fits_is_whole() {
+        let lines = ["", "a", "a\n", "a\nb", "\n\n"].map(|text| Captured::whole(text.as_bytes()).total_lines());
+        assert_eq!(lines, [0, 1, 1, 2, 2]);
+        let mut captured = Captured::new(8);
+        captured.push("abcé".as_bytes());
+        captured.push(b"f\n");
+        assert_eq!(captured.text(), "abcéf\n", "a character lies on the border");
     }
 
     #[test]

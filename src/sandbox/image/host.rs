@@ -3,17 +3,17 @@
 //! `/usr` and what belongs to it, and of `/etc` only what programs need to start. Never homes, `/var`, `/opt`, `/root`,
 //! accounts, keys, or anything that tells one host from another. Mounts below these paths do not come along.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 
-use super::{Bind, Root, own_files};
+use super::{Root, names, own_files};
 use crate::sandbox::Error;
 
 /// Top-level names that belong to `/usr`, as directories or as links into it.
-const TOP: [&str; 7] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32", "libexec"];
+const TOP: [&str; 8] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "libexec"];
 
-/// What programs read of `/etc`; entries that the host lacks are left out.
-const ETC: [&str; 31] = [
+/// What programs read of `/etc`, by name or by the start of a name (`*`); entries that the host lacks are left out.
+const ETC: [&str; 32] = [
     "alternatives",
     "bash.bashrc",
     "bash_completion.d",
@@ -22,28 +22,29 @@ const ETC: [&str; 31] = [
     "debian_version",
     "fonts",
     "gitattributes",
-    "java-8-openjdk",
-    "java-11-openjdk",
-    "java-17-openjdk",
-    "java-21-openjdk",
+    "host.conf",
+    "java-*",
     "ld.so.cache",
     "ld.so.conf",
     "ld.so.conf.d",
-    "localtime",
     "locale.alias",
+    "localtime",
+    "login.defs",
     "lsb-release",
     "magic",
     "magic.mime",
     "mime.types",
+    "networks",
     "os-release",
     "perl",
     "pki/tls/certs",
     "protocols",
-    "python3",
+    "python3*",
     "services",
     "skel",
     "ssl/certs",
     "ssl/openssl.cnf",
+    "terminfo",
     "timezone",
 ];
 
@@ -52,54 +53,44 @@ pub(super) fn root() -> Result<Root, Error> {
 }
 
 fn view(host: &Path) -> Result<Root, Error> {
-    let mut root = Root {
-        lower: None,
-        binds: Vec::new(),
-        links: Vec::new(),
-        files: own_files(),
+    let refused = |reason: String| Error::Image {
+        image: "host".to_owned(),
+        reason,
     };
     if !host.join("usr/bin").is_dir() {
-        return Err(Error::Image {
-            image: "host".to_owned(),
-            reason: "this host has no `/usr/bin`".to_owned(),
-        });
+        return Err(refused("this host has no `/usr/bin`".to_owned()));
     }
-    root.show(host, Path::new("usr"));
-    TOP.iter().for_each(|name| root.show(host, Path::new(name)));
-    ETC.iter()
-        .for_each(|name| root.show(host, &Path::new("etc").join(name)));
-    // `python3.11` and its like carry a version in the name.
-    let entries = fs::read_dir(host.join("etc")).into_iter().flatten().flatten();
-    let mut versioned: Vec<PathBuf> = entries
-        .map(|entry| PathBuf::from(entry.file_name()))
-        .filter(|name| name.to_str().is_some_and(|name| name.starts_with("python3.")))
-        .collect();
-    versioned.sort();
-    versioned
-        .iter()
-        .for_each(|name| root.show(host, &Path::new("etc").join(name)));
-    Ok(root)
+    shown(host).map_err(|error| refused(error.to_string()))
 }
 
-impl Root {
-    /// Adds one path as the host has it: a link as a link, the rest as a bind.
-    fn show(&mut self, host: &Path, name: &Path) {
-        let target = Path::new("/").join(name);
-        let source = host.join(name);
-        match fs::symlink_metadata(&source) {
-            Ok(found) if found.is_symlink() => {
-                if let Ok(held) = fs::read_link(&source) {
-                    self.links.push((target, held));
+fn shown(host: &Path) -> io::Result<Root> {
+    let mut root = Root {
+        files: own_files(),
+        ..Root::default()
+    };
+    let mut show = |name: &Path| root.show(&host.join(name), &Path::new("/").join(name));
+    for name in TOP {
+        show(Path::new(name))?;
+    }
+    let etc = Path::new("etc");
+    let all = names(&host.join(etc))?;
+    for wanted in ETC {
+        match wanted.strip_suffix('*') {
+            Some(start) => {
+                for name in all.iter().filter(|name| name.starts_with(start)) {
+                    show(&etc.join(name))?;
                 }
             }
-            Ok(found) if found.is_dir() || found.is_file() => self.binds.push(Bind { source, target }),
-            Ok(_) | Err(_) => {}
+            None => show(&etc.join(wanted))?,
         }
     }
+    Ok(root)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -127,7 +118,7 @@ mod tests {
         let bound: Vec<&str> = root.binds.iter().map(|bind| bind.target.to_str().unwrap()).collect();
         assert_eq!(
             bound,
-            ["/usr", "/lib64", "/etc/services", "/etc/ssl/certs", "/etc/python3.11"]
+            ["/usr", "/lib64", "/etc/python3.11", "/etc/services", "/etc/ssl/certs"]
         );
         assert_eq!(root.links, [("/bin".into(), "usr/bin".into())]);
         assert!(

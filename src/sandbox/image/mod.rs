@@ -9,31 +9,56 @@
 mod host;
 mod rootfs;
 
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Error, ImageRef};
+use super::{Error, Identity, ImageRef, Mount};
 
 /// A recipe for a read-only root file system.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Root {
     /// A directory of the host that lies below everything else.
     pub lower: Option<PathBuf>,
     /// Host paths, bound read-only; not what is mounted below them.
-    pub binds: Vec<Bind>,
+    pub binds: Vec<Mount>,
     /// Symbolic links: path, then what it holds.
     pub links: Vec<(PathBuf, PathBuf)>,
     /// Files of ours.
     pub files: Vec<(PathBuf, String)>,
 }
 
-/// One host path in a sandbox.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Bind {
-    pub source: PathBuf,
-    /// Absolute, inside.
-    pub target: PathBuf,
+impl Root {
+    /// Adds a host path as what it is: a link stays a link, a file or directory is bound; anything else, or nothing, is left
+    /// out.
+    pub(super) fn show(&mut self, source: &Path, target: &Path) -> io::Result<()> {
+        let kind = match fs::symlink_metadata(source) {
+            Ok(found) => found.file_type(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if kind.is_symlink() {
+            self.links.push((target.into(), fs::read_link(source)?));
+        } else if kind.is_dir() || kind.is_file() {
+            self.binds.push(Mount {
+                source: source.into(),
+                target: target.into(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The names in a directory that are text, sorted.
+pub(super) fn names(directory: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        names.extend(entry?.file_name().into_string());
+    }
+    names.sort();
+    Ok(names)
 }
 
 /// What the programs in a sandbox are called, and where they live: in the same words as their environment says it.
@@ -47,7 +72,7 @@ pub const HOSTNAME: &str = "sandbox";
 /// [`Error::Image`] when there is none, or it is hostile; [`Error::Unsupported`] for an image that only an engine has.
 pub fn resolve(image: &ImageRef, data_dir: &Path) -> Result<Root, Error> {
     let lower = match image {
-        ImageRef::Host => return host::root(),
+        ImageRef::Host => return host(),
         ImageRef::Rootfs(path) => rootfs::directory(path).map_err(|reason| refused(image, reason))?,
         ImageRef::Tar(path) => rootfs::unpacked(path, data_dir).map_err(|reason| refused(image, reason))?,
         ImageRef::Docker(_) => {
@@ -61,10 +86,17 @@ pub fn resolve(image: &ImageRef, data_dir: &Path) -> Result<Root, Error> {
     };
     Ok(Root {
         lower: Some(lower),
-        binds: Vec::new(),
-        links: Vec::new(),
         files: own_files(),
+        ..Root::default()
     })
+}
+
+/// The view of this host: the `host` image.
+///
+/// # Errors
+/// [`Error::Image`] when it cannot be read.
+pub fn host() -> Result<Root, Error> {
+    host::root()
 }
 
 fn refused(image: &ImageRef, reason: rootfs::Refused) -> Error {
@@ -74,10 +106,9 @@ fn refused(image: &ImageRef, reason: rootfs::Refused) -> Error {
     }
 }
 
-/// Files that every sandbox has in place of the image's: nobody's names, no resolver, no host identity.
-fn own_files() -> Vec<(PathBuf, String)> {
-    let user = super::Identity::USER;
-    let files = [
+/// The accounts of a sandbox whose programs run as `user`: `/etc/passwd` and `/etc/group`.
+pub fn accounts(user: u32) -> [(&'static str, String); 2] {
+    [
         (
             "/etc/passwd",
             format!(
@@ -89,6 +120,12 @@ fn own_files() -> Vec<(PathBuf, String)> {
             "/etc/group",
             format!("root:x:0:\ntty:x:5:\n{USER}:x:{user}:\nnogroup:x:65534:\n"),
         ),
+    ]
+}
+
+/// Files that every sandbox has in place of the image's: nobody's names, no resolver, no host identity.
+fn own_files() -> Vec<(PathBuf, String)> {
+    let files = [
         ("/etc/hostname", format!("{HOSTNAME}\n")),
         ("/etc/hosts", format!("127.0.0.1 localhost {HOSTNAME}\n::1 localhost\n")),
         (
@@ -102,5 +139,6 @@ fn own_files() -> Vec<(PathBuf, String)> {
         ),
         ("/etc/machine-id", "uninitialized\n".to_owned()),
     ];
-    files.map(|(path, text)| (path.into(), text)).into()
+    let files = accounts(Identity::USER).into_iter().chain(files);
+    files.map(|(path, text)| (path.into(), text)).collect()
 }

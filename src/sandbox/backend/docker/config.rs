@@ -12,8 +12,8 @@ use bollard::models::{
 };
 
 use super::channel;
-use super::counters::PERIOD_US;
 use super::image::Ready;
+use crate::sandbox::cgroup::{PERIOD_US, quota_us};
 use crate::sandbox::{Error, Limits, Mount, Spec};
 
 const GUEST: &str = "/.exuvia/guest";
@@ -137,8 +137,8 @@ pub fn container(spec: &Spec, parts: Parts<'_>) -> Result<ContainerCreateBody, E
             memory: Some(limits.memory_bytes as i64),
             memory_swap: Some((limits.memory_bytes + limits.swap_bytes) as i64),
             // Not nano_cpus: the engine refuses more than the host has, and a policy is not written for one host.
-            cpu_period: Some(PERIOD_US),
-            cpu_quota: Some(quota_us(limits)),
+            cpu_period: Some(PERIOD_US as i64),
+            cpu_quota: Some(quota_us(limits.cpus) as i64),
             pids_limit: Some(i64::from(limits.pids)),
             ulimits: Some(ulimits(limits)),
             mounts: Some(binds),
@@ -167,11 +167,6 @@ pub fn container(spec: &Spec, parts: Parts<'_>) -> Result<ContainerCreateBody, E
         }),
         ..ContainerCreateBody::default()
     })
-}
-
-/// Microseconds of processor in each period; the kernel takes no less than 1,000.
-pub fn quota_us(limits: &Limits) -> i64 {
-    ((limits.cpus * PERIOD_US as f64).round() as i64).max(1000)
 }
 
 /// The guest's own limits, and the most that a program can have.

@@ -11,7 +11,8 @@ use tokio::sync::{Mutex, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::engine::{Engine, Failure};
-use super::view::View;
+use super::view;
+use crate::sandbox::image::{self, Root};
 use crate::sandbox::{Error, ImageRef, Mount};
 
 /// An image that is ready.
@@ -44,32 +45,36 @@ impl Images {
                     ),
                 )
             }),
-            ImageRef::Host => self.view(engine, image, View::of_host).await,
+            ImageRef::Host => self.built(engine, image, image::host).await,
             ImageRef::Rootfs(directory) => {
                 let directory = directory.canonicalize().map_err(|error| refuse(image, error))?;
-                self.view(engine, image, move || View::of_directory(&directory)).await
+                let for_errors = image.clone();
+                let make = move || view::of_directory(&directory).map_err(|error| refuse(&for_errors, error));
+                self.built(engine, image, make).await
             }
             ImageRef::Tar(file) => self.tar(engine, image, file.clone()).await,
         }
     }
 
-    async fn view(
+    /// An image that is made of pieces of this host.
+    async fn built(
         &self,
         engine: &Engine,
         image: &ImageRef,
-        make: impl FnOnce() -> io::Result<View> + Send + 'static,
+        make: impl FnOnce() -> Result<Root, Error> + Send + 'static,
     ) -> Result<Ready, Error> {
         let made = blocking(move || {
-            let view = make()?;
-            let skeleton = view.skeleton()?;
-            Ok((view, skeleton))
+            let root = make();
+            let skeleton = root.as_ref().map_or(Ok(Vec::new()), view::skeleton)?;
+            Ok((root, skeleton))
         });
-        let (view, skeleton) = made.await.map_err(|error| refuse(image, error))?;
+        let (root, skeleton) = made.await.map_err(|error| refuse(image, error))?;
+        let root = root?;
         let tag = blake3::hash(&skeleton).to_hex()[..32].to_owned();
         let body = || stream::iter([Ok(Bytes::from(skeleton))]);
         let ready = self.imported(engine, image, "exuvia-skeleton", &tag, body).await?;
         Ok(Ready {
-            binds: view.binds,
+            binds: root.binds,
             ..ready
         })
     }

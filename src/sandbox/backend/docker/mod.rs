@@ -16,10 +16,9 @@
 
 mod channel;
 mod config;
-mod counters;
 mod engine;
 mod image;
-mod owner;
+mod record;
 mod verify;
 mod view;
 
@@ -31,20 +30,23 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tokio::net::UnixStream;
 use tokio::time::Instant;
 use tracing::{debug, instrument};
 
 use self::config::Parts;
-use self::counters::Cgroup;
 use self::engine::{Engine, Failure};
 use self::image::Images;
-use self::owner::Owner;
+pub use self::record::FILE as RECORD;
+use self::record::Record;
 use self::verify::Facts;
 use super::{Backend, Capabilities, Handle, Owned, guest_file};
 use crate::ids::SandboxId;
-use crate::sandbox::{BackendName, Error, Identity, ImageRef, Isolation, Limits, Mount, Spec, Usage};
+use crate::process::Process;
+use crate::sandbox::cgroup::{self, Hierarchies};
+use crate::sandbox::image::accounts;
+use crate::sandbox::{BackendName, Error, Identity, ImageRef, Isolation, Mount, Spec, Usage};
 
 const LABEL_DATA: &str = "exuvia.data-dir";
 const LABEL_SANDBOX: &str = "exuvia.sandbox";
@@ -64,19 +66,12 @@ pub struct Docker {
     images: Images,
     sandboxes: PathBuf,
     guest: PathBuf,
+    hierarchies: Hierarchies,
     /// Names the data directory on labels.
     data_label: String,
-    owner: Owner,
+    owner: Process,
     /// First host id of the engine's one user namespace (`userns-remap`).
     remap: Option<u32>,
-}
-
-/// What is kept of a sandbox so that a later process can find and judge it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Record {
-    owner: Owner,
-    identity: Identity,
-    limits: Limits,
 }
 
 impl Docker {
@@ -120,11 +115,13 @@ impl Docker {
             missing: format!("`{}`: {error}", data_dir.display()),
         })?;
         let (data_dir, guest, owner) = prepared;
+        let hierarchies = Hierarchies::detect().map_err(|error| unsupported(crate::error::chain(&error)))?;
         Ok(Self {
             engine,
             images: Images::default(),
             sandboxes: data_dir.join("sandboxes"),
             guest,
+            hierarchies,
             data_label: blake3::hash(data_dir.as_os_str().as_encoded_bytes()).to_hex()[..32].to_owned(),
             owner,
             remap,
@@ -174,7 +171,7 @@ impl Docker {
         };
         let files = self
             .lay_out(spec, handle, &record)
-            .map_err(|error| failed("create", &spec.id, error))?;
+            .map_err(|error| Error::failed("create", &spec.id, error))?;
         let mut labels: HashMap<String, String> = HashMap::new();
         for (name, value) in &spec.labels {
             labels.insert(format!("exuvia.label.{name}"), value.clone());
@@ -195,7 +192,7 @@ impl Docker {
             },
         )?;
         let made = self.engine.create(&name(&spec.id), body).await;
-        let (container, warnings) = made.map_err(|failure| failed("create", &spec.id, failure))?;
+        let (container, warnings) = made.map_err(|failure| Error::failed("create", &spec.id, failure))?;
         debug!(container, ?warnings, "created");
         Ok(())
     }
@@ -204,23 +201,20 @@ impl Docker {
     fn lay_out(&self, spec: &Spec, handle: &Handle, record: &Record) -> io::Result<Vec<Mount>> {
         let directory = self.directory(&spec.id);
         private_directory(&directory)?;
-        write_whole(&directory.join("docker.json"), json(record).as_bytes())?;
+        record.write(&directory)?;
         let ctl = self.ctl(&spec.id);
         private_directory(&ctl)?;
         chown(&ctl, self.remap, self.remap)?;
         if spec.image != ImageRef::Host {
             return Ok(Vec::new());
         }
-        let (passwd, group) = view::accounts(handle.user);
         let mut mounts = Vec::new();
-        for (name, text) in [("passwd", passwd), ("group", group)] {
-            let source = directory.join(name);
+        for (target, text) in accounts(handle.user) {
+            let target = PathBuf::from(target);
+            let source = directory.join(target.file_name().unwrap_or_default());
             fs::write(&source, text)?;
             fs::set_permissions(&source, fs::Permissions::from_mode(0o444))?;
-            mounts.push(Mount {
-                source,
-                target: Path::new("/etc").join(name),
-            });
+            mounts.push(Mount { source, target });
         }
         Ok(mounts)
     }
@@ -235,47 +229,65 @@ impl Docker {
             };
             let inspected = self.engine.inspect(&name(id)).await;
             let state = inspected
-                .map_err(|failure| failed("start", id, failure))?
+                .map_err(|failure| Error::failed("start", id, failure))?
                 .state
                 .unwrap_or_default();
             if state.running != Some(true) {
                 let code = state.exit_code.unwrap_or_default();
                 let why = state.error.filter(|why| !why.is_empty()).unwrap_or_default();
-                return Err(failed(
+                return Err(Error::failed(
                     "start",
                     id,
                     format!("the guest ended at once with exit code {code} {why}"),
                 ));
             }
             if Instant::now() >= deadline {
-                return Err(failed("start", id, format!("the guest does not answer: {missing}")));
+                return Err(Error::failed(
+                    "start",
+                    id,
+                    format!("the guest does not answer: {missing}"),
+                ));
             }
             tokio::time::sleep(POLL).await;
         }
     }
 
-    /// The running container's cgroups and its init, as numbered on the host.
-    async fn cgroup(&self, doing: &'static str, id: &SandboxId) -> Result<(Cgroup, i64), Error> {
+    /// The running container's group and its init, as numbered on the host.
+    ///
+    /// The engine's stats call is not used: it is slow, leaves out the OOM count, and is the engine's word, not the kernel's.
+    async fn group(&self, doing: &'static str, id: &SandboxId) -> Result<(cgroup::Group, i32), Error> {
         let inspected = match self.engine.inspect(&name(id)).await {
             Ok(inspected) => inspected,
             Err(Failure::NotFound(_)) => return Err(Error::NotFound(id.clone())),
-            Err(failure) => return Err(failed(doing, id, failure)),
+            Err(failure) => return Err(Error::failed(doing, id, failure)),
         };
         let pid = inspected.state.and_then(|state| state.pid).unwrap_or_default();
         let container = inspected.id.unwrap_or_default();
         if pid == 0 || container.is_empty() {
-            return Err(failed(doing, id, "it does not run"));
+            return Err(Error::failed(doing, id, "it does not run"));
         }
-        let cgroup = Cgroup::of(pid, &container).map_err(|error| failed(doing, id, error))?;
-        Ok((cgroup, pid))
+        let pid = i32::try_from(pid).map_err(|error| Error::failed(doing, id, error))?;
+        let group = self
+            .hierarchies
+            .group_of(pid)
+            .map_err(|error| Error::caused(doing, id, &error))?;
+        // The number may have been another's.
+        if !group.speaks_of(&container) {
+            let reason = "its processes are not visible here: does the engine run in another pid namespace?";
+            return Err(Error::failed(doing, id, reason));
+        }
+        Ok((group, pid))
     }
 
     /// Promise 3: what was asked is what the kernel does, or there is no sandbox.
     async fn verify(&self, id: &SandboxId) -> Result<(), Error> {
-        let record = read_record(&self.directory(id)).map_err(|error| failed("start", id, error))?;
-        let (cgroup, pid) = self.cgroup("start", id).await?;
-        let facts = cgroup.enforced().and_then(|enforced| Facts::read(pid, enforced));
-        let gaps = facts.map_err(|error| failed("start", id, error))?.gaps(&record.limits);
+        let record = record::read(&self.directory(id)).map_err(|error| Error::failed("start", id, error))?;
+        let (group, pid) = self.group("start", id).await?;
+        let enforced = group.enforced().map_err(|error| Error::caused("start", id, &error))?;
+        let facts = Facts::read(pid, enforced);
+        let gaps = facts
+            .map_err(|error| Error::failed("start", id, error))?
+            .gaps(&record.limits);
         match gaps.is_empty() {
             true => Ok(()),
             false => Err(unsupported(gaps.join("; "))),
@@ -311,23 +323,17 @@ impl Backend for Docker {
         let existing = self
             .containers(&spec.id)
             .await
-            .map_err(|failure| failed("create", &spec.id, failure))?;
+            .map_err(|failure| Error::failed("create", &spec.id, failure))?;
         if let Some(container) = existing.first() {
             return match label(container, LABEL_SPEC) == Some(fingerprint.as_str()) {
                 true => Ok(handle),
-                false => Err(failed("create", &spec.id, "it exists with another spec")),
+                false => Err(Error::failed("create", &spec.id, "it exists with another spec")),
             };
         }
         let Err(cause) = self.make(spec, &handle, &fingerprint).await else {
             return Ok(handle);
         };
-        match self.destroy(&spec.id).await {
-            Ok(()) => Err(cause),
-            Err(cleanup) => Err(Error::CleanUp {
-                cause: Box::new(cause),
-                cleanup: Box::new(cleanup),
-            }),
-        }
+        Err(cause.after(self.destroy(&spec.id).await))
     }
 
     #[instrument(skip_all, fields(sandbox = %sandbox.id))]
@@ -336,19 +342,13 @@ impl Backend for Docker {
         match self.engine.start(&name(id)).await {
             Ok(()) => {}
             Err(Failure::NotFound(_)) => return Err(Error::NotFound(id.clone())),
-            Err(failure) => return Err(failed("start", id, failure)),
+            Err(failure) => return Err(Error::failed("start", id, failure)),
         }
         self.guest_up(id).await?;
         let Err(cause) = self.verify(id).await else {
             return Ok(());
         };
-        match self.destroy(id).await {
-            Ok(()) => Err(cause),
-            Err(cleanup) => Err(Error::CleanUp {
-                cause: Box::new(cause),
-                cleanup: Box::new(cleanup),
-            }),
-        }
+        Err(cause.after(self.destroy(id).await))
     }
 
     async fn connect(&self, sandbox: &Handle) -> Result<UnixStream, Error> {
@@ -368,7 +368,7 @@ impl Backend for Docker {
         let inspected = match self.engine.inspect(&name(id)).await {
             Ok(inspected) => inspected,
             Err(Failure::NotFound(_)) => return Err(Error::NotFound(id.clone())),
-            Err(failure) => return Err(failed(doing, id, failure)),
+            Err(failure) => return Err(Error::failed(doing, id, failure)),
         };
         let is_frozen = inspected.state.and_then(|state| state.paused) == Some(true);
         let done = match (frozen, is_frozen) {
@@ -376,13 +376,13 @@ impl Backend for Docker {
             (true, false) => self.engine.pause(&name(id)).await,
             (false, true) => self.engine.unpause(&name(id)).await,
         };
-        done.map_err(|failure| failed(doing, id, failure))
+        done.map_err(|failure| Error::failed(doing, id, failure))
     }
 
     async fn usage(&self, sandbox: &Handle) -> Result<Usage, Error> {
         let doing = "count the usage of";
-        let (cgroup, _) = self.cgroup(doing, &sandbox.id).await?;
-        cgroup.usage().map_err(|error| failed(doing, &sandbox.id, error))
+        let (group, _) = self.group(doing, &sandbox.id).await?;
+        group.usage().map_err(|error| Error::caused(doing, &sandbox.id, &error))
     }
 
     #[instrument(skip_all, fields(sandbox = %sandbox.id))]
@@ -393,13 +393,13 @@ impl Backend for Docker {
         match self.engine.stop(&name(id), grace).await {
             Ok(()) => Ok(()),
             Err(Failure::NotFound(_)) => Err(Error::NotFound(id.clone())),
-            Err(failure) => Err(failed("stop", id, failure)),
+            Err(failure) => Err(Error::failed("stop", id, failure)),
         }
     }
 
     #[instrument(skip_all, fields(sandbox = %sandbox))]
     async fn destroy(&self, sandbox: &SandboxId) -> Result<(), Error> {
-        let failure = |failure| failed("destroy", sandbox, failure);
+        let failure = |failure| Error::failed("destroy", sandbox, failure);
         let deadline = Instant::now() + REMOVED;
         loop {
             let containers = self.containers(sandbox).await.map_err(failure)?;
@@ -417,7 +417,7 @@ impl Backend for Docker {
                 Err(other) => return Err(failure(other)),
             }
         }
-        remove_tree(&self.directory(sandbox)).map_err(|error| failed("destroy", sandbox, error))
+        remove_tree(&self.directory(sandbox)).map_err(|error| Error::failed("destroy", sandbox, error))
     }
 
     async fn list_owned(&self) -> Result<Vec<Owned>, Error> {
@@ -427,7 +427,7 @@ impl Backend for Docker {
             ))
         };
         let mut records: BTreeMap<SandboxId, Record> = BTreeMap::new();
-        for (id, record) in recorded(&self.sandboxes).map_err(|error| cannot(error.to_string()))? {
+        for (id, record) in record::list(&self.sandboxes).map_err(|error| cannot(error.to_string()))? {
             records.insert(id, record);
         }
         let labels = [(LABEL_DATA, self.data_label.as_str())];
@@ -444,7 +444,7 @@ impl Backend for Docker {
         for (id, record) in records {
             owned.push(Owned {
                 id,
-                owner_alive: record.owner.is_alive().map_err(|error| cannot(error.to_string()))?,
+                owner_alive: record.owner.is_alive(),
                 identity: record.identity,
             });
         }
@@ -476,14 +476,6 @@ fn unsupported(missing: String) -> Error {
     }
 }
 
-fn failed(doing: &'static str, sandbox: &SandboxId, reason: impl ToString) -> Error {
-    Error::Backend {
-        doing,
-        sandbox: sandbox.clone(),
-        reason: reason.to_string(),
-    }
-}
-
 /// The engine keeps a remapped world in a folder that is named for its first ids, `…/100000.100000`.
 fn remapped_base(root: Option<&str>) -> Option<u32> {
     let (uid, gid) = Path::new(root?).file_name()?.to_str()?.split_once('.')?;
@@ -491,19 +483,12 @@ fn remapped_base(root: Option<&str>) -> Option<u32> {
     (uid == gid).then_some(uid)
 }
 
-fn prepare(data_dir: &Path) -> io::Result<(PathBuf, PathBuf, Owner)> {
+fn prepare(data_dir: &Path) -> io::Result<(PathBuf, PathBuf, Process)> {
     fs::create_dir_all(data_dir)?;
     let data_dir = data_dir.canonicalize()?;
     private_directory(&data_dir.join("sandboxes"))?;
     let guest = guest_file::install(&data_dir)?;
-    Ok((data_dir, guest, Owner::current()?))
-}
-
-/// Writes a file so that a reader sees all of it or none, also after a crash in between.
-fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let unfinished = path.with_extension("new");
-    fs::write(&unfinished, bytes)?;
-    fs::rename(&unfinished, path)
+    Ok((data_dir, guest, Process::current()?))
 }
 
 fn private_directory(path: &Path) -> io::Result<()> {
@@ -516,29 +501,6 @@ fn remove_tree(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         Ok(()) | Err(_) => Ok(()),
     }
-}
-
-fn read_record(directory: &Path) -> io::Result<Record> {
-    let bytes = fs::read(directory.join("docker.json"))?;
-    serde_json::from_slice(&bytes).map_err(io::Error::other)
-}
-
-/// Sandboxes of this backend that have a directory, also when their container never came to be.
-fn recorded(sandboxes: &Path) -> io::Result<Vec<(SandboxId, Record)>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(sandboxes)? {
-        let entry = entry?;
-        let Some(id) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        match read_record(&entry.path()) {
-            Ok(record) => found.push((id, record)),
-            // Another backend's, or gone meanwhile.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(found)
 }
 
 #[cfg(test)]

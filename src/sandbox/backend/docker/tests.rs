@@ -3,7 +3,7 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
-use crate::sandbox::Spec;
+use crate::sandbox::{Limits, Spec};
 use crate::wire;
 
 /// The backend, or `None` with a line on stderr where this machine has no engine and need not have one.
@@ -368,7 +368,7 @@ async fn a_folder_and_a_tar_are_the_same_image() {
     for image in [ImageRef::Rootfs(root.path().into()), ImageRef::Tar(file.clone())] {
         let spec = spec(image);
         let handle = up(&docker, &spec).await;
-        let (_, pid) = docker.cgroup("look into", &handle.id).await.unwrap();
+        let (_, pid) = docker.group("look into", &handle.id).await.unwrap();
         seen.push(fs::read_to_string(format!("/proc/{pid}/root/etc/motd")).unwrap());
         docker.destroy(&spec.id).await.unwrap();
     }

@@ -5,9 +5,8 @@
 use std::fs;
 use std::io;
 
-use super::config::quota_us;
-use super::counters::Enforced;
 use crate::sandbox::Limits;
+use crate::sandbox::cgroup::{Enforced, host_swaps, quota_us, within_a_page};
 
 /// What the guest keeps once it serves, CAP_KILL, CAP_SETGID and CAP_SETUID (bits 5, 6, 7); programs can have what is in the
 /// bounding set at most, which is nothing.
@@ -30,7 +29,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    pub fn read(pid: i64, enforced: Enforced) -> io::Result<Self> {
+    pub fn read(pid: i32, enforced: Enforced) -> io::Result<Self> {
         let mut shared_namespaces = Vec::new();
         for name in ["cgroup", "ipc", "mnt", "net", "pid", "uts"] {
             if fs::read_link(format!("/proc/{pid}/ns/{name}"))? == fs::read_link(format!("/proc/self/ns/{name}"))? {
@@ -41,8 +40,7 @@ impl Facts {
             status: fs::read_to_string(format!("/proc/{pid}/status"))?,
             enforced,
             shared_namespaces,
-            // The first line is a heading. proc_swaps(5).
-            host_has_swap: fs::read_to_string("/proc/swaps")?.lines().count() > 1,
+            host_has_swap: host_swaps().map_err(io::Error::other)?,
         })
     }
 
@@ -73,19 +71,17 @@ impl Facts {
             pids,
             cpu_quota_us,
         } = self.enforced;
-        // The kernel rounds memory down to whole pages.
-        let within_a_page =
-            |found: Option<u64>, asked: u64| found.is_some_and(|found| found <= asked && asked - found < 1 << 16);
-        if !within_a_page(memory_bytes, limits.memory_bytes) {
+        let is_held = |found: Option<u64>, asked| found.is_some_and(|found| within_a_page(found, asked));
+        if !is_held(memory_bytes, limits.memory_bytes) {
             gaps.push(format!("the memory limit is {memory_bytes:?}"));
         }
-        if self.host_has_swap && !within_a_page(swap_bytes, limits.swap_bytes) {
+        if self.host_has_swap && !is_held(swap_bytes, limits.swap_bytes) {
             gaps.push(format!("the swap limit is {swap_bytes:?}"));
         }
         if pids != Some(u64::from(limits.pids)) {
             gaps.push(format!("the pids limit is {pids:?}"));
         }
-        if cpu_quota_us != Some(quota_us(limits) as u64) {
+        if cpu_quota_us != Some(quota_us(limits.cpus)) {
             gaps.push(format!("the cpu quota is {cpu_quota_us:?}"));
         }
         gaps

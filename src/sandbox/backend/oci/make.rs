@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::launch::{Outcome, Plan};
-use super::record::{self, Process, Record};
-use super::{LAUNCH, Shared, failed, of_cgroup, ruin, socket};
+use super::record::{self, Record};
+use super::{LAUNCH, Shared, ruin, socket};
+use crate::process::Process;
 use crate::sandbox::backend::Handle;
 use crate::sandbox::{Error, Identity, Isolation, Spec, image};
 
@@ -32,21 +33,15 @@ pub(super) fn create(shared: &Shared, spec: &Spec) -> Result<Handle, Error> {
     let dir = shared.dir(&spec.id);
     // Resolved first: an image that is no good leaves no trace.
     let root = image::resolve(&spec.image, &shared.data_dir)?;
-    let record = Record::new(spec.identity);
+    let record = Record::new(spec.identity).map_err(|error| Error::failed("create", &spec.id, error))?;
     match record::found(&dir, &record) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return existing(shared, handle),
-        Err(error) => return Err(failed("create", &spec.id, error)),
+        Err(error) => return Err(Error::failed("create", &spec.id, error)),
     }
     match build(shared, spec, root, record) {
         Ok(()) => Ok(handle),
-        Err(cause) => Err(match ruin::destroy(shared, &spec.id) {
-            Ok(()) => cause,
-            Err(cleanup) => Error::CleanUp {
-                cause: Box::new(cause),
-                cleanup: Box::new(cleanup),
-            },
-        }),
+        Err(cause) => Err(cause.after(ruin::destroy(shared, &spec.id))),
     }
 }
 
@@ -55,12 +50,12 @@ fn existing(shared: &Shared, handle: Handle) -> Result<Handle, Error> {
     let record = shared.record(&handle.id)?;
     match record.init {
         Some(init) if init.is_alive() && record.identity == handle.identity => Ok(handle),
-        Some(_) => Err(failed(
+        Some(_) => Err(Error::failed(
             "create",
             &handle.id,
             "there is one with this id, which has ended or is another's",
         )),
-        None => Err(failed("create", &handle.id, "it is being created already")),
+        None => Err(Error::failed("create", &handle.id, "it is being created already")),
     }
 }
 
@@ -104,14 +99,14 @@ fn check(spec: &Spec) -> Result<(), Error> {
 fn build(shared: &Shared, spec: &Spec, root: image::Root, mut record: Record) -> Result<(), Error> {
     let id = &spec.id;
     let dir = shared.dir(id);
-    let io = |error: io::Error| failed("create", id, error);
+    let io = |error: io::Error| Error::failed("create", id, error);
     let group = shared.group(id);
     group.create(&spec.limits).map_err(|error| match error {
         crate::sandbox::cgroup::Error::NotTaken { .. } => Error::Unsupported {
             wanted: "the limits of the sandbox".to_owned(),
             missing: crate::error::chain(&error),
         },
-        _ => of_cgroup("create", id, &error),
+        _ => Error::caused("create", id, &error),
     })?;
     let listener = socket::bind(&dir).map_err(io)?;
     fs::create_dir(dir.join("stage")).map_err(io)?;
@@ -126,12 +121,12 @@ fn build(shared: &Shared, spec: &Spec, root: image::Root, mut record: Record) ->
         identity: spec.identity,
         limits: spec.limits.clone(),
     };
-    let plan = serde_json::to_vec(&plan).map_err(|error| failed("create", id, error))?;
+    let plan = serde_json::to_vec(&plan).map_err(|error| Error::failed("create", id, error))?;
     fs::write(dir.join("plan.json"), plan).map_err(io)?;
     let outcome = launch(shared, &dir, listener.into()).map_err(io)?;
-    let pid = outcome.map_err(|reason| failed("create", id, reason))?;
-    let init = Process::find(pid).filter(|_| group.holds(pid));
-    let init = init.ok_or_else(|| failed("create", id, "the guest ended at once"))?;
+    let pid = outcome.map_err(|reason| Error::failed("create", id, reason))?;
+    let init = Process::find(pid as u32).map_err(io)?.filter(|_| group.holds(pid));
+    let init = init.ok_or_else(|| Error::failed("create", id, "the guest ended at once"))?;
     record.init = Some(init);
     record.write(&dir).map_err(io)
 }

@@ -1,6 +1,6 @@
 //! The `oci` backend: containers made by `libcontainer` in a short-lived helper process, no daemon.
 //!
-//! Owns `DATA/sandboxes/ID` (one directory per sandbox), `DATA/identities`, `DATA/bin`, and the control group of each sandbox.
+//! Owns `DATA/sandboxes/ID` (one directory per sandbox), `DATA/bin`, and the control group of each sandbox.
 //! Must not know: policies, runs, what is said to the guest.
 //!
 //! How a sandbox comes to be, and what undoes each step:
@@ -20,7 +20,6 @@
 //! from any process. A launcher that comes late cannot enter a group that is gone.
 
 mod bundle;
-mod identity;
 pub mod launch;
 mod make;
 mod record;
@@ -37,18 +36,16 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::net::UnixStream;
 
-pub use identity::{FIRST_BASE, allocate, release};
+pub use record::FILE as RECORD;
 
-use super::{Backend, Capabilities, Handle, Owned};
+use super::{Backend, Capabilities, Handle, Owned, guest_file};
 use crate::ids::SandboxId;
 use crate::sandbox::cgroup::{self, Hierarchies};
+pub use crate::sandbox::identity::{allocate, release};
 use crate::sandbox::{BackendName, Error, Identity, Isolation, Spec, Usage};
 
 /// The hidden sub-command under which a binary that uses this backend must call [`launch::launch_main`].
 pub const LAUNCH: &str = "internal-oci-launch";
-
-/// The guest, as the build script made it.
-const GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/exuvia-guest"));
 
 /// Containers by `libcontainer`. Cheap to clone; all state is on disk and in the kernel.
 #[derive(Debug, Clone)]
@@ -78,7 +75,7 @@ impl Oci {
         let hierarchies = Hierarchies::detect().map_err(|error| unsupported(crate::error::chain(&error)))?;
         let prepared = prepare(data_dir).and_then(|()| {
             let data_dir = fs::canonicalize(data_dir)?;
-            let guest = install_guest(&data_dir)?;
+            let guest = guest_file::install(&data_dir)?;
             Ok(Shared {
                 data_dir,
                 launcher,
@@ -154,7 +151,7 @@ impl Backend for Oci {
         let id = sandbox.id.clone();
         self.blocking(move |shared| match shared.record(&id)?.init {
             Some(init) if init.is_alive() => Ok(()),
-            Some(_) | None => Err(failed("start", &id, "its first process has ended")),
+            Some(_) | None => Err(Error::failed("start", &id, "its first process has ended")),
         })
         .await
     }
@@ -185,7 +182,7 @@ impl Backend for Oci {
             shared
                 .group(&id)
                 .freeze(frozen)
-                .map_err(|error| of_cgroup("freeze", &id, &error))
+                .map_err(|error| Error::caused("freeze", &id, &error))
         })
         .await
     }
@@ -197,7 +194,7 @@ impl Backend for Oci {
             shared
                 .group(&id)
                 .usage()
-                .map_err(|error| of_cgroup("read the counters of", &id, &error))
+                .map_err(|error| Error::caused("read the counters of", &id, &error))
         })
         .await
     }
@@ -220,7 +217,7 @@ impl Backend for Oci {
                 .map(|(id, record)| match record {
                     Some(record) => Owned {
                         id,
-                        owner_alive: record.owner_is_alive(),
+                        owner_alive: record.owner.is_alive(),
                         identity: record.identity,
                     },
                     // Unreadable, as after a power cut: nobody can be using it.
@@ -244,22 +241,7 @@ fn prepare(data_dir: &Path) -> std::io::Result<()> {
     };
     fs::DirBuilder::new().recursive(true).mode(0o700).create(data_dir)?;
     private(data_dir.join("sandboxes"))?;
-    private(data_dir.join("identities"))?;
     private(data_dir.join("bin"))
-}
-
-/// Puts the guest where it can be bound from; its name is its hash, so versions do not meet.
-fn install_guest(data_dir: &Path) -> std::io::Result<PathBuf> {
-    let bin = data_dir.join("bin");
-    let path = bin.join(format!("guest-{}", &blake3::hash(GUEST).to_hex()[..32]));
-    if fs::metadata(&path).is_ok_and(|found| found.len() == GUEST.len() as u64) {
-        return Ok(path);
-    }
-    let mut file = tempfile::NamedTempFile::new_in(&bin)?;
-    std::io::Write::write_all(&mut file, GUEST)?;
-    file.as_file().set_permissions(fs::Permissions::from_mode(0o555))?;
-    file.persist(&path)?;
-    Ok(path)
 }
 
 fn unsupported(missing: String) -> Error {
@@ -267,16 +249,4 @@ fn unsupported(missing: String) -> Error {
         wanted: "a sandbox of the `oci` backend".to_owned(),
         missing,
     }
-}
-
-fn failed(doing: &'static str, sandbox: &SandboxId, reason: impl ToString) -> Error {
-    Error::Backend {
-        doing,
-        sandbox: sandbox.clone(),
-        reason: reason.to_string(),
-    }
-}
-
-fn of_cgroup(doing: &'static str, sandbox: &SandboxId, error: &cgroup::Error) -> Error {
-    failed(doing, sandbox, crate::error::chain(error))
 }

@@ -9,10 +9,10 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
 
-use super::record::{self, Process};
-use super::{Shared, failed, identity, of_cgroup};
+use super::{Shared, record};
 use crate::ids::SandboxId;
-use crate::sandbox::Error;
+use crate::process::Process;
+use crate::sandbox::{Error, identity};
 
 /// How long a process may take from SIGKILL to its end.
 const LAST_BREATH: Duration = Duration::from_secs(10);
@@ -24,9 +24,9 @@ pub(super) fn destroy(shared: &Shared, id: &SandboxId) -> Result<(), Error> {
     shared
         .group(id)
         .remove()
-        .map_err(|error| of_cgroup("destroy", id, &error))?;
+        .map_err(|error| Error::caused("destroy", id, &error))?;
     if let Some(record) = &record {
-        if let Some(init) = record.init {
+        if let Some(init) = &record.init {
             // It has left its group, but its namespaces end with the rest of it.
             let started = Instant::now();
             while init.is_alive() && started.elapsed() < LAST_BREATH {
@@ -40,44 +40,44 @@ pub(super) fn destroy(shared: &Shared, id: &SandboxId) -> Result<(), Error> {
     match fs::remove_dir_all(&dir) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(failed("destroy", id, error)),
+        Err(error) => Err(Error::failed("destroy", id, error)),
     }
 }
 
 /// Awaits the sandbox's first process where it has become a child of ours: of a server that is PID 1 or a subreaper.
-fn bury(init: Process) {
+fn bury(init: &Process) {
     // Anyone else's child is awaited by its own parent.
-    let _ = waitpid(Pid::from_raw(init.pid), Some(WaitPidFlag::WNOHANG));
+    let _ = waitpid(Pid::from_raw(init.pid as i32), Some(WaitPidFlag::WNOHANG));
 }
 
 /// SIGTERM to the guest, then after `grace` SIGKILL to all. Returns when nothing runs any more.
 pub(super) fn stop(shared: &Shared, id: &SandboxId, grace: Duration) -> Result<(), Error> {
     let record = shared.record(id)?;
     let group = shared.group(id);
-    let pids = || group.pids().map_err(|error| of_cgroup("stop", id, &error));
-    if let Some(init) = record.init {
+    let pids = || group.pids().map_err(|error| Error::caused("stop", id, &error));
+    if let Some(init) = &record.init {
         terminate(init);
     }
     let started = Instant::now();
     let mut nap = Duration::from_micros(500);
-    while !pids()?.is_empty() || record.init.is_some_and(|init| init.is_alive()) {
+    while !pids()?.is_empty() || record.init.as_ref().is_some_and(Process::is_alive) {
         if started.elapsed() >= grace {
-            group.kill().map_err(|error| of_cgroup("stop", id, &error))?;
+            group.kill().map_err(|error| Error::caused("stop", id, &error))?;
         }
         if started.elapsed() > grace + LAST_BREATH {
-            return Err(failed("stop", id, "processes stay after SIGKILL"));
+            return Err(Error::failed("stop", id, "processes stay after SIGKILL"));
         }
         thread::sleep(nap);
         nap = (nap * 2).min(Duration::from_millis(20));
     }
-    if let Some(init) = record.init {
+    if let Some(init) = &record.init {
         bury(init);
     }
     Ok(())
 }
 
-fn terminate(init: Process) {
-    let pid = rustix::process::Pid::from_raw(init.pid);
+fn terminate(init: &Process) {
+    let pid = rustix::process::Pid::from_raw(init.pid as i32);
     let Some(Ok(process)) = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) else {
         return;
     };

@@ -18,7 +18,8 @@ use nix::unistd::{chdir, pivot_root, sethostname};
 
 use super::bundle;
 use super::launch::Plan;
-use crate::sandbox::image::{Bind, HOSTNAME};
+use crate::sandbox::Mount as Bind;
+use crate::sandbox::image::HOSTNAME;
 
 /// Where things are once the stage has been entered.
 pub(super) const ROOT: &str = "/root";
@@ -199,14 +200,7 @@ fn root(plan: &Plan, root: &Path) -> Result<(), Error> {
         place(root, &at, MsFlags::MS_NOSUID | MsFlags::MS_NODEV)?;
     }
     for mount in &plan.mounts {
-        place(
-            root,
-            &Bind {
-                source: mount.source.clone(),
-                target: mount.target.clone(),
-            },
-            hard,
-        )?;
+        place(root, mount, hard)?;
     }
     Ok(())
 }

@@ -1,0 +1,105 @@
+//! Which process is which, for ever: what tells, after `kill -9`, whether the maker of something still lives.
+//!
+//! A pid alone is reused, so it is kept with the start time of its process and the boot it belongs to.
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+
+/// One process of one boot of this host.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Process {
+    pub pid: u32,
+    /// Field 22 of `/proc/PID/stat`, proc_pid_stat(5): clock ticks between boot and the start of the process.
+    pub started: u64,
+    /// `/proc/sys/kernel/random/boot_id`, so that a reboot ends every process.
+    pub boot: String,
+}
+
+impl Process {
+    /// This process.
+    ///
+    /// # Errors
+    /// When `/proc` cannot be read.
+    pub fn current() -> io::Result<Self> {
+        Self::find(std::process::id())?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// The process that has this number now; `None` for none, or only its zombie.
+    ///
+    /// # Errors
+    /// When `/proc` cannot be read.
+    pub fn find(pid: u32) -> io::Result<Option<Self>> {
+        let Some(started) = started(pid)? else { return Ok(None) };
+        Ok(Some(Self {
+            pid,
+            started,
+            boot: boot_id()?,
+        }))
+    }
+
+    /// Whether that very process still lives; a zombie does not. What cannot be found out counts as alive: to wait for a
+    /// dead process does less harm than to take over from a living one.
+    pub fn is_alive(&self) -> bool {
+        match boot_id() {
+            Ok(boot) if boot != self.boot => false,
+            Ok(_) | Err(_) => started(self.pid).map_or(true, |started| started == Some(self.started)),
+        }
+    }
+}
+
+fn boot_id() -> io::Result<String> {
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?
+        .trim()
+        .to_owned())
+}
+
+/// When the process began; `None` when there is none, or only its zombie.
+fn started(pid: u32) -> io::Result<Option<u64>> {
+    let stat = match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        // It ended between open and read.
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    // The name (field 2) may hold spaces and brackets; what follows its last bracket may not.
+    let rest = stat.rsplit_once(')').map(|(_, rest)| rest).unwrap_or_default();
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    match (fields.first(), fields.get(19)) {
+        (Some(&"Z" | &"X"), _) => Ok(None),
+        (Some(_), Some(start)) => start.parse().map(Some).map_err(io::Error::other),
+        (_, _) => Err(io::Error::other(format!("/proc/{pid}/stat makes no sense"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_same_process_of_the_same_boot_is_alive() {
+        let me = Process::current().unwrap();
+        assert!(me.is_alive());
+        let reused = Process {
+            started: me.started + 1,
+            ..me.clone()
+        };
+        let rebooted = Process {
+            boot: "another".into(),
+            ..me.clone()
+        };
+        assert_eq!((reused.is_alive(), rebooted.is_alive()), (false, false));
+
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let other = Process::find(child.id()).unwrap().unwrap();
+        assert!(other.is_alive());
+        child.kill().unwrap();
+        // A zombie until it is awaited.
+        while other.is_alive() {
+            std::thread::yield_now();
+        }
+        assert_eq!(Process::find(child.id()).unwrap(), None);
+        child.wait().unwrap();
+    }
+}

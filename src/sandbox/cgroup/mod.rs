@@ -1,0 +1,122 @@
+//! Control groups: the caps of a sandbox, their read-back, and the kernel's counters. Version 1, version 2 and both at once.
+//!
+//! Owns: where each controller lives on this host (`detect`), the group `exuvia/ID` of a sandbox with its processes, freezing
+//! and removal (`group`), its caps (`limits`), and what the kernel counts and holds, also of a group that an engine made
+//! (`counters`). Must not know: who runs in a group or why. Every limit is read back after it was written; one that did not
+//! take is an error, so that a sandbox is never weaker than asked.
+//!
+//! A process enters a group by itself (see [`Group::doors`]): moving a whole process from outside waits for a grace period
+//! of the kernel, a single thread that moves itself does not.
+
+mod counters;
+mod detect;
+mod file;
+mod group;
+mod limits;
+
+use std::path::PathBuf;
+use std::time::Duration;
+use std::{fmt, io};
+
+pub use counters::Enforced;
+pub use detect::Hierarchies;
+pub use group::Group;
+pub use limits::{PERIOD_US, host_swaps, quota_us, within_a_page};
+
+/// What a sandbox needs counted or capped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Controller {
+    Memory,
+    Pids,
+    Cpu,
+    /// Version 1 only; part of `cpu` in version 2.
+    Cpuacct,
+    /// Version 1 only; part of the core in version 2.
+    Freezer,
+    /// Version 1 only. Under version 2 user namespaces and `nodev` mounts alone keep devices out.
+    Devices,
+}
+
+impl Controller {
+    /// All that a host with version 1 must have.
+    pub const V1: [Self; 6] = [
+        Self::Memory,
+        Self::Pids,
+        Self::Cpu,
+        Self::Cpuacct,
+        Self::Freezer,
+        Self::Devices,
+    ];
+    /// All that a host with version 2 must have.
+    pub const V2: [Self; 3] = [Self::Memory, Self::Pids, Self::Cpu];
+}
+
+impl fmt::Display for Controller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Memory => "memory",
+            Self::Pids => "pids",
+            Self::Cpu => "cpu",
+            Self::Cpuacct => "cpuacct",
+            Self::Freezer => "freezer",
+            Self::Devices => "devices",
+        })
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    V1,
+    V2,
+}
+
+/// What can go wrong with a control group.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("this host has no usable control groups: version 1 lacks {v1}, version 2 lacks {v2}")]
+    Missing { v1: String, v2: String },
+    #[error("`{}`", path.display())]
+    File {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("`{}` holds `{found}` where `{wanted}` was set", path.display())]
+    NotTaken {
+        path: PathBuf,
+        wanted: String,
+        found: String,
+    },
+    #[error("`{}` did not {what} within {deadline:?}", path.display())]
+    Late {
+        path: PathBuf,
+        what: &'static str,
+        deadline: Duration,
+    },
+}
+
+impl Error {
+    fn file(path: impl Into<PathBuf>, source: io::Error) -> Self {
+        Self::File {
+            path: path.into(),
+            source,
+        }
+    }
+
+    /// The group, or the process that was asked about, is no more.
+    fn is_gone(&self) -> bool {
+        match self {
+            Self::File { source, .. } => {
+                source.kind() == io::ErrorKind::NotFound || source.raw_os_error() == Some(libc::ENODEV)
+            }
+            Self::Missing { .. } | Self::NotTaken { .. } | Self::Late { .. } => false,
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        match self {
+            Self::File { source, .. } => source.raw_os_error() == Some(libc::EBUSY),
+            Self::Missing { .. } | Self::NotTaken { .. } | Self::Late { .. } => false,
+        }
+    }
+}
