@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use super::record::{self, Record};
@@ -25,6 +26,9 @@ pub fn allocate(data_dir: &Path) -> Result<Identity, Error> {
         missing: why,
     };
     let dir = data_dir.join("identities");
+    // A data directory whose sandboxes are all another backend's has none yet.
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+    made.map_err(|error| failed(format!("`{}`: {error}", dir.display())))?;
     let in_use: Vec<u32> = record::list(&data_dir.join("sandboxes"))
         .into_iter()
         .filter_map(|(_, record)| Some(record?.identity.base))
