@@ -164,7 +164,7 @@ impl Service {
         Ok(record)
     }
 
-    async fn create(&self, submission: Submission, key: Option<String>) -> Result<Created, Error> {
+    pub(super) async fn create(&self, submission: Submission, key: Option<String>) -> Result<Created, Error> {
         let inner = &self.0;
         if submission.prompt.trim().is_empty() {
             return Err(Error::Invalid("the prompt is empty".into()));
