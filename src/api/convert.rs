@@ -103,6 +103,14 @@ pub fn state_name(state: proto::RunState) -> &'static str {
     state.as_str_name().trim_start_matches("RUN_STATE_")
 }
 
+/// The public name of a state as a request numbers it.
+pub fn state_in(number: i32) -> Result<String, Status> {
+    match proto::RunState::try_from(number) {
+        Ok(proto::RunState::Unspecified) | Err(_) => Err(invalid(format!("`states`: {number} is no state of a run"))),
+        Ok(state) => Ok(state_name(state).to_owned()),
+    }
+}
+
 fn fault(fault: &Fault) -> proto::Fault {
     proto::Fault {
         code: fault.code.clone(),

@@ -88,9 +88,10 @@ impl TaskService for Tasks {
         };
         let query = Query {
             states: request
-                .states()
-                .map(|state| convert::state_name(state).to_owned())
-                .collect(),
+                .states
+                .iter()
+                .map(|state| convert::state_in(*state))
+                .collect::<Result<_, _>>()?,
             after: page_token(&request.page_token)?,
             labels: request.labels.into_iter().collect(),
             limit: limit + 1,

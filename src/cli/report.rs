@@ -315,10 +315,12 @@ pub fn ending(run: &proto::Run) -> String {
     out
 }
 
-/// The exit code that stands for a run's state.
-pub fn exit(state: proto::RunState) -> Exit {
-    match state {
+/// The exit code that stands for how a run is.
+pub fn exit(run: &proto::Run) -> Exit {
+    let fault = run.outcome.as_ref().and_then(|outcome| outcome.fault.as_ref());
+    match run.state() {
         proto::RunState::Finished => Exit::Ok,
+        proto::RunState::Failed if fault.is_some_and(|fault| fault.code == "provider_unreachable") => Exit::Unavailable,
         proto::RunState::Failed => Exit::Failed,
         proto::RunState::Exhausted => Exit::Exhausted,
         proto::RunState::Cancelled => Exit::Cancelled,
@@ -328,5 +330,36 @@ pub fn exit(state: proto::RunState) -> Exit {
         | proto::RunState::Reasoning
         | proto::RunState::ToolCalling
         | proto::RunState::WaitingResult => Exit::Ok,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_way_to_end_has_its_exit_code() {
+        let ended = |state: proto::RunState, code: &str| proto::Run {
+            state: state.into(),
+            outcome: Some(proto::Outcome {
+                fault: Some(proto::Fault {
+                    code: code.into(),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        for (state, code, expected) in [
+            (proto::RunState::Finished, "", Exit::Ok),
+            (proto::RunState::Failed, "no_progress", Exit::Failed),
+            (proto::RunState::Failed, "provider_unreachable", Exit::Unavailable),
+            (proto::RunState::Exhausted, "total_time", Exit::Exhausted),
+            (proto::RunState::Cancelled, "", Exit::Cancelled),
+            (proto::RunState::WaitingApproval, "", Exit::Parked),
+            (proto::RunState::Paused, "", Exit::Parked),
+        ] {
+            assert_eq!(exit(&ended(state, code)), expected, "{state:?} {code}");
+        }
     }
 }

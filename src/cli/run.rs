@@ -327,7 +327,7 @@ async fn finish(service: &Service, view: &View, context: &Context, apply: Option
     }
     text += &format!("audit log: {} (exuvia audit query --run {id})\n", audit.display());
     context.finish(&object, &text);
-    Ok(report::exit(run.state()))
+    Ok(report::exit(&run))
 }
 
 /// The run's journal as public events.

@@ -312,7 +312,7 @@ async fn watch(mut client: Client, id: String, mut after: u64, context: &Context
     progress.done();
     let run = client.get(proto::GetRequest { id }).await?.into_inner();
     context.finish(&report::run(&run), &report::ending(&run));
-    Ok(report::exit(run.state()))
+    Ok(report::exit(&run))
 }
 
 async fn transcript(mut client: Client, id: String, context: &Context) -> Result<Exit, Error> {

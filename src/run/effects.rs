@@ -15,7 +15,7 @@ use super::session::Session;
 use super::state::{Effect, State};
 use crate::audit;
 use crate::chaos::KillAt;
-use crate::clock::{Clock, Timestamp};
+use crate::clock::Clock;
 use crate::error::Fault;
 use crate::model::{self, ModelClient, NoTokens};
 use crate::policy::Policy;
@@ -132,7 +132,7 @@ impl Job {
     /// The work of an effect. Dropping it stops the effect; nothing of it is then kept.
     pub fn perform(self: Arc<Self>, effect: &Effect, state: &State, session: &Session) -> Option<Work> {
         let now = self.clock.now();
-        let limit = self.step_limit(state, now);
+        let limit = state.step_limit(now);
         match *effect {
             Effect::CallModel {
                 step,
@@ -194,12 +194,6 @@ impl Job {
         }
         let made = self.task.model.client()?;
         Ok(self.client.get_or_init(|| made).as_ref())
-    }
-
-    /// Requirement D2: the shorter of the step's own limit and what is left of the run.
-    fn step_limit(&self, state: &State, now: Timestamp) -> Duration {
-        let left = state.deadline.map_or(Duration::MAX, |deadline| deadline.since(now));
-        state.budgets.step_time.min(left)
     }
 
     async fn call_model(&self, step: u32, attempt: u32, failures: u32, request: &model::Request) -> Event {

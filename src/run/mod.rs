@@ -17,6 +17,8 @@ pub mod event;
 pub mod hub;
 pub mod service;
 pub mod session;
+#[cfg(test)]
+mod sim;
 pub mod state;
 #[cfg(test)]
 mod state_test;

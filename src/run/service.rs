@@ -165,7 +165,7 @@ impl Service {
         Ok(record)
     }
 
-    async fn create(&self, submission: Submission, key: Option<String>) -> Result<Created, Error> {
+    pub(super) async fn create(&self, submission: Submission, key: Option<String>) -> Result<Created, Error> {
         let inner = &self.0;
         if submission.prompt.trim().is_empty() {
             return Err(Error::Invalid("the prompt is empty".into()));
@@ -186,7 +186,7 @@ impl Service {
         let backend = inner.shop.benches.choose(wanted, &policy, &image).await?;
         let workspace = match submission.workspace {
             Some(workspace) => {
-                inner.pool.require(workspace.tree).await?;
+                self.require(workspace).await?;
                 workspace
             }
             None => inner.pool.empty().await?.into(),
@@ -210,6 +210,24 @@ impl Service {
         let created = inner.shop.store.create(new).await?;
         inner.shop.kill_at.after(1, 1);
         Ok(created)
+    }
+
+    /// Refuses a workspace that is not all here.
+    async fn require(&self, workspace: Revision) -> Result<(), Error> {
+        let missing = |what, id: String| {
+            move |error| match error {
+                crate::workspace::Error::Missing(_) => crate::store::Error::NotFound { what, id }.into(),
+                error => Error::from(error),
+            }
+        };
+        let pool = &self.0.pool;
+        let tree = workspace.tree;
+        pool.require(tree).await.map_err(missing("tree", tree.to_string()))?;
+        if let Some(times) = workspace.times {
+            let found = pool.artifact(times).await;
+            found.map_err(missing("file times", times.to_string()))?;
+        }
+        Ok(())
     }
 
     fn new_task(
@@ -389,11 +407,20 @@ impl Service {
             return Ok(before);
         }
         let run = before.record.run;
+        // A cancel is answered by the run's end, everything else by being taken.
+        let ends = matches!(signal, Signal::Cancel { .. });
         let mut moved = self.0.shop.hub.subscribe(&run);
-        self.0.shop.store.signal(&run, signal).await?;
+        match self.0.shop.store.signal(&run, signal.clone()).await {
+            Err(crate::store::Error::Ended { .. }) => {
+                let now = self.view(id).await?;
+                check_signal(&now, &signal)?;
+                return Ok(now);
+            }
+            sent => sent?,
+        }
         self.wake(&run).await?;
         let answered = async {
-            while !self.0.shop.store.inbox(&run).await?.is_empty() && !self.find(id).await?.is_terminal {
+            while !self.find(id).await?.is_terminal && (ends || !self.0.shop.store.inbox(&run).await?.is_empty()) {
                 let _ = tokio::time::timeout(MAILBOX, moved.changed()).await;
             }
             Ok::<(), Error>(())

@@ -19,6 +19,8 @@
 //! [`step`] returns are what became due by this entry.
 #![warn(clippy::wildcard_enum_match_arm)]
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -402,6 +404,12 @@ impl State {
             left -= u32::from(is_new && fits);
             fits
         })
+    }
+
+    /// How long a step that starts now may take: the shorter of its own limit and what is left of the run (requirement D2).
+    pub fn step_limit(&self, now: Timestamp) -> Duration {
+        let left = self.deadline.map_or(Duration::MAX, |deadline| deadline.since(now));
+        self.budgets.step_time.min(left)
     }
 
     fn is_ending(&self) -> bool {

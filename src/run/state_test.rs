@@ -730,3 +730,26 @@ proptest! {
         prop_assert!(life.state.is_terminal(), "stuck in {:?}", life.state);
     }
 }
+
+#[test]
+fn d2_a_step_gets_the_shorter_of_its_limit_and_what_is_left() {
+    let mut life = Life::new(budgets(), None);
+    assert_eq!(
+        life.state.step_limit(Timestamp(0)),
+        Duration::from_secs(30),
+        "not begun"
+    );
+    life.try_push(Event::Claimed {
+        worker: "w".into(),
+        fence: 1,
+    })
+    .unwrap();
+    // Claimed at second 2; there are 300 seconds.
+    for (at, expected) in [(2, 30), (272, 30), (273, 29), (301, 1), (302, 0), (999, 0)] {
+        assert_eq!(
+            life.state.step_limit(Timestamp(at * 1000)),
+            Duration::from_secs(expected),
+            "{at}"
+        );
+    }
+}

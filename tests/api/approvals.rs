@@ -72,7 +72,7 @@ async fn m1_an_approved_call_runs() {
         (open.tool.as_str(), open.step, open.rule.as_str()),
         ("shell", 4, "look-first")
     );
-    assert_eq!(open.reason, "a person looks first");
+    assert!(open.reason.ends_with("a person looks first"), "{}", open.reason);
     assert!(open.arguments.contains("cat a"));
     // Nothing is kept up for it meanwhile.
     bed.empties().await;

@@ -147,7 +147,7 @@ async fn a9_cancel_and_pause_before_the_first_event() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a5_a_cancel_that_races_the_finish_has_one_winner() {
-    const RACES: u64 = 300;
+    const RACES: u64 = 200;
     let bed = Bed::with_slots(4).await;
     let client = bed.client().await;
     let task = Script::new().say("thinking").finish("done").task();
@@ -207,7 +207,8 @@ async fn a8_a_paused_run_is_resumed_by_another_process() {
     assert_eq!((now.state(), now.revision), (RunState::Paused, before.revision));
     client.resume(control(&run)).await.unwrap();
     let events = until_end(&mut client, &run, 0).await;
-    assert_eq!(check_whole(&events), 2, "another worker");
+    // The first worker, the one that heard the second pause, and another one after the restart.
+    assert_eq!(check_whole(&events), 3);
     let done = client.get(get(&run)).await.unwrap().into_inner();
     assert_eq!(done.state(), RunState::Finished);
     assert!(done.revision > before.revision);

@@ -67,7 +67,12 @@ fn bad_tasks() -> Vec<(proto::Task, Code, &'static str, &'static str)> {
             "INVALID",
             "task.tree",
         ),
-        (with(|task| task.tree = "0".repeat(64)), NotFound, "WORKSPACE", "0000"),
+        (
+            with(|task| task.tree = "0".repeat(64)),
+            NotFound,
+            "NOT_FOUND",
+            "no tree `0000",
+        ),
         (
             with(|task| task.times = "zz".into()),
             InvalidArgument,
@@ -178,7 +183,7 @@ fn bad_tasks() -> Vec<(proto::Task, Code, &'static str, &'static str)> {
             }),
             InvalidArgument,
             "MODEL",
-            "no url",
+            "base URL",
         ),
         (
             proto::Task {

@@ -278,7 +278,7 @@ async fn diffs_and_archives_are_of_the_checkpoint_that_is_asked_for() {
     assert_eq!((from, to), (files.tree.clone(), done.tree.clone()));
     // Revision 2 is the first write, after its model call.
     let (first, from, _) = diff(Some(0), Some(2)).await;
-    assert!(first.contains("+1") && !first.contains("new"), "{first}");
+    assert!(first.contains("+1") && !first.contains("+new"), "{first}");
     assert_eq!(from, files.tree);
     let (back, ..) = diff(Some(done.revision), Some(0)).await;
     assert!(back.contains("-new") && back.contains("+old"), "{back}");
@@ -333,5 +333,5 @@ async fn b1_every_audit_row_of_a_run_carries_its_ids() {
     let exec = audit.iter().find(|record| record.action == "exec.ended").unwrap();
     assert_eq!(exec.details["argv"], json!(["sh", "-c", "echo x > a"]));
     assert_eq!(exec.details["cwd"], "/workspace");
-    assert_eq!(exec.details["cause"], json!({ "exited": { "code": 0 } }));
+    assert_eq!(exec.details["cause"], json!({ "type": "exited", "code": 0 }));
 }
