@@ -111,7 +111,7 @@ fn bytes_and_exit_code_pass_unchanged() {
         .spawn()
         .unwrap();
     // No UTF-8, more than any buffer on the way.
-    let sent: Vec<u8> = (0..3_000_000_u32).map(|n| (n * n >> 7) as u8).collect();
+    let sent: Vec<u8> = (0..3_000_000_u32).map(|n| (n.wrapping_mul(n) >> 7) as u8).collect();
     let mut stdin = child.stdin.take().unwrap();
     let input = sent.clone();
     let feeding = std::thread::spawn(move || stdin.write_all(&input));
