@@ -191,6 +191,11 @@ async fn ordinary_work_works() {
         sh(&sandbox, &format!("python3 -c \"{python}\"")).await,
         "thread\ngit\n/dev/pts/0\n"
     );
+    // Its standard streams can be opened again by name.
+    assert_eq!(
+        sh(&sandbox, "echo out >/dev/stdout; echo in | cat /dev/stdin").await,
+        "out\nin\n"
+    );
     sandbox.close(Duration::ZERO).await.unwrap();
 }
 
