@@ -49,10 +49,10 @@ Output and exit code are the command's own; what else ended it is said on stderr
   125  there is no sandbox             127  there is no such program
   137  out of memory, or killed        128+N  it died of signal N
 
-The policy gives the isolation, limits, image and mounts. Its [tools] rules are for models: they do not apply here, where a
-person runs a command. What was run is on the audit record: `exuvia audit query`.
-
-With --json the last line of stdout, after the command's own output, is one JSON object.
+The policy gives the isolation, limits, image and mounts. Its [tools] rules are for models: they
+do not apply here, where a person runs a command. What was run is on the audit record: `exuvia
+audit query`. With --json the last line of stdout, after the command's own output, is one JSON
+object.
 
   exuvia sandbox run -- python3 -c 'print(6 * 7)'
   exuvia sandbox run --policy strict --timeout 30s --stdin -- sh -s < untrusted.sh

@@ -71,31 +71,34 @@ fn control_groups() -> Vec<Finding> {
         Version::V1 => "version 1",
         Version::V2 => "version 2",
     };
-    let mut findings = vec![Finding::new("control groups", State::Ok, version, "")];
+    let mut findings = Vec::new();
+    let mut writable = Vec::new();
     for (controller, root) in hierarchies.roots() {
         let name = match controller {
-            Controller::Memory => "control group memory",
-            Controller::Pids => "control group pids",
-            Controller::Cpu => "control group cpu",
-            Controller::Cpuacct => "control group cpuacct",
-            Controller::Freezer => "control group freezer",
-            Controller::Devices => "control group devices",
+            Controller::Memory => "memory",
+            Controller::Pids => "pids",
+            Controller::Cpu => "cpu",
+            Controller::Cpuacct => "cpuacct",
+            Controller::Freezer => "freezer",
+            Controller::Devices => "devices",
         };
-        let writable = nix::unistd::access(root, nix::unistd::AccessFlags::W_OK).is_ok();
-        let state = if writable { State::Ok } else { State::Missing };
-        let detail = format!("{}{}", root.display(), if writable { "" } else { ", read-only" });
-        findings.push(Finding::new(
-            name,
-            state,
-            detail,
-            "give the service write access to the control groups",
-        ));
+        if nix::unistd::access(root, nix::unistd::AccessFlags::W_OK).is_ok() {
+            writable.push(name);
+        } else {
+            let detail = format!("{name}: `{}` is read-only", root.display());
+            let remedy = "give the service write access to the control groups";
+            findings.push(Finding::new("control group", State::Missing, detail, remedy));
+        }
+    }
+    if findings.is_empty() {
+        let detail = format!("{version}: {}", writable.join(", "));
+        findings.push(Finding::new("control groups", State::Ok, detail, ""));
     }
     if hierarchies.version() == Version::V2 {
         let detail =
             "version 2 has no device controller without BPF: user namespaces and `nodev` alone keep devices out";
         findings.push(Finding::new(
-            "control group devices",
+            "device control group",
             State::Weak,
             detail,
             "none needed with the default policy",

@@ -1,7 +1,8 @@
 //! The `host` image: a read-only view of the host's own programs, so that a first sandbox needs no download.
 //!
 //! `/usr` and what belongs to it, and of `/etc` only what programs need to start. Never homes, `/var`, `/opt`, `/root`,
-//! accounts, keys, or anything that tells one host from another. Mounts below these paths do not come along.
+//! accounts, keys, the time zone (it is UTC), or anything that tells one host from another. Mounts below these paths do not
+//! come along.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use crate::sandbox::Error;
 const TOP: [&str; 7] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32", "libexec"];
 
 /// What programs read of `/etc`; entries that the host lacks are left out.
-const ETC: [&str; 31] = [
+const ETC: [&str; 29] = [
     "alternatives",
     "bash.bashrc",
     "bash_completion.d",
@@ -29,7 +30,6 @@ const ETC: [&str; 31] = [
     "ld.so.cache",
     "ld.so.conf",
     "ld.so.conf.d",
-    "localtime",
     "locale.alias",
     "lsb-release",
     "magic",
@@ -44,7 +44,6 @@ const ETC: [&str; 31] = [
     "skel",
     "ssl/certs",
     "ssl/openssl.cnf",
-    "timezone",
 ];
 
 pub(super) fn root() -> Result<Root, Error> {
