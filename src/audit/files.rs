@@ -62,6 +62,10 @@ pub(super) fn open_private(path: &Path) -> Result<File, Error> {
 
 /// Makes a file with this content unless there is one: whole or not at all, and the first of several makers wins.
 pub(super) fn make_once(path: &Path, content: &[u8], mode: u32) -> Result<(), Error> {
+    // Made long ago, as for most: nothing has to be written and synced only to find that out.
+    if path.exists() {
+        return Ok(());
+    }
     let make = || {
         let dir = path.parent().unwrap_or(Path::new("."));
         let mut draft = tempfile::Builder::new()

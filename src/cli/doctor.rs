@@ -1,7 +1,7 @@
 //! `exuvia doctor`: what this host can enforce, each gap with what to do about it.
 //!
-//! Exit 0 when the default policy can be enforced, 1 when not. Looks and tries, changes nothing. The checks are in `checks`,
-//! the host's sysctls in `sysctls`.
+//! Exit 0 when the default policy can be enforced, 1 when not. Looks and tries: it makes one sandbox and removes it, and the
+//! data directory where there is none. The checks are in `checks`, the host's sysctls in `sysctls`.
 
 mod checks;
 mod sysctls;
@@ -65,52 +65,151 @@ impl Finding {
     }
 }
 
+/// All that was looked at.
+#[derive(Debug)]
+struct Report {
+    /// The proof of `needed`: a sandbox that was really made.
+    sandbox: Finding,
+    /// What a sandbox stands on.
+    needed: Vec<Finding>,
+    /// What other backends and stronger isolation would need.
+    more: Vec<Finding>,
+    /// The host's sysctls and their like.
+    switches: Vec<Finding>,
+}
+
 pub async fn run(_: Args, context: &Context) -> Result<Exit, Error> {
     let program = std::env::current_exe().ok();
-    let mut findings = checks::host();
-    findings.push(checks::sandbox(&context.data_dir, program).await);
-    findings.extend(checks::others());
-    findings.extend(sysctls::all());
-    let able = enforces(&findings);
-    let report = serde_json::json!({ "able": able, "findings": findings });
-    context.finish(&report, &text(&findings, able));
+    let needed = checks::host();
+    let report = Report {
+        sandbox: checks::sandbox(&context.data_dir, program).await,
+        needed,
+        more: checks::more(&context.data_dir).await,
+        switches: sysctls::all(),
+    };
+    let able = report.is_able();
+    let findings: Vec<&Finding> = report.all().collect();
+    let object = serde_json::json!({ "able": able, "findings": findings });
+    context.finish(&object, &report.text());
     Ok(if able { Exit::Ok } else { Exit::Failed })
 }
 
-fn enforces(findings: &[Finding]) -> bool {
-    findings.iter().all(|finding| finding.state != State::Missing)
+impl Report {
+    fn all(&self) -> impl Iterator<Item = &Finding> {
+        let rest = self.needed.iter().chain(&self.more).chain(&self.switches);
+        std::iter::once(&self.sandbox).chain(rest)
+    }
+
+    /// Whether the default policy can be enforced.
+    fn is_able(&self) -> bool {
+        self.all().all(|finding| finding.state != State::Missing)
+    }
+
+    /// The verdict first, then what is there in a few words, then each gap with what to do about it.
+    fn text(&self) -> String {
+        let (able, sandbox) = (self.is_able(), &self.sandbox);
+        let mut text = match able {
+            true => format!("Sandboxes work here: {}.\n\n", sandbox.detail),
+            false => "Sandboxes do NOT work here: see what is MISSING.\n\n".to_owned(),
+        };
+        if !able {
+            text += &line(sandbox);
+        }
+        text += &in_short("ok", &self.needed);
+        self.needed
+            .iter()
+            .filter(|finding| finding.state != State::Ok)
+            .for_each(|gap| text += &line(gap));
+        text += "\nFor policies that ask for them:\n";
+        self.more.iter().for_each(|finding| text += &line(finding));
+        text += "\nSwitches of this host. The wall stands without them and is thicker with them:\n";
+        text += &in_short("ok", &self.switches);
+        let weak: Vec<&Finding> = self
+            .switches
+            .iter()
+            .filter(|finding| finding.state != State::Ok)
+            .collect();
+        weak.into_iter().for_each(|finding| text += &line(finding));
+        text
+    }
 }
 
-fn text(findings: &[Finding], able: bool) -> String {
-    let mut text = String::new();
-    for finding in findings {
-        text += &format!("{:8} {:28} {}\n", finding.state.word(), finding.name, finding.detail);
-        if !finding.remedy.is_empty() {
-            text += &format!("{:38}-> {}\n", "", finding.remedy);
+/// One finding: two lines where something is to be done about it.
+fn line(finding: &Finding) -> String {
+    let mut line = format!("  {:8} {:24} {}\n", finding.state.word(), finding.name, finding.detail);
+    if !finding.remedy.is_empty() {
+        line += &format!("  {:33} -> {}\n", "", finding.remedy);
+    }
+    line
+}
+
+/// The names of all that is well, wrapped.
+fn in_short(word: &str, findings: &[Finding]) -> String {
+    const WIDTH: usize = 100;
+    let mut lines = vec![format!("  {word:8}")];
+    for finding in findings.iter().filter(|finding| finding.state == State::Ok) {
+        let last = lines.last_mut().expect("there is a first line");
+        let separator = if last.trim() == word || last.trim().is_empty() {
+            " "
+        } else {
+            ", "
+        };
+        if last.len() + separator.len() + finding.name.len() > WIDTH {
+            last.push(',');
+            lines.push(format!("{:10} {}", "", finding.name));
+        } else {
+            last.push_str(separator);
+            last.push_str(finding.name);
         }
     }
-    text += if able {
-        "\nThe default policy can be enforced here.\n"
-    } else {
-        "\nThe default policy can NOT be enforced here: see MISSING.\n"
-    };
-    text
+    lines.join("\n") + "\n"
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn finding(name: &'static str, state: State) -> Finding {
+        Finding::new(name, state, "found", "do this")
+    }
+
+    fn report(sandbox: State) -> Report {
+        Report {
+            sandbox: finding("sandbox", sandbox),
+            needed: ["root", "tmpfs"].map(|name| finding(name, State::Ok)).into(),
+            more: vec![finding("KVM", State::Absent)],
+            switches: vec![finding("a", State::Ok), finding("b", State::Weak)],
+        }
+    }
+
+    #[test]
+    fn the_verdict_comes_first_and_a_gap_has_its_remedy() {
+        let shown = report(State::Ok).text();
+        let lines: Vec<&str> = shown.lines().collect();
+        assert_eq!(
+            &lines[..3],
+            ["Sandboxes work here: found.", "", "  ok       root, tmpfs"]
+        );
+        assert_eq!(shown.matches("-> do this").count(), 2, "{shown}");
+    }
+
     #[test]
     fn one_missing_piece_is_enough() {
-        let finding = |state| Finding::new("x", state, "found", "do this");
-        assert!(enforces(&[
-            finding(State::Ok),
-            finding(State::Weak),
-            finding(State::Absent)
-        ]));
-        assert!(!enforces(&[finding(State::Ok), finding(State::Missing)]));
-        let shown = text(&[finding(State::Ok), finding(State::Missing)], false);
-        assert_eq!(shown.matches("do this").count(), 1, "{shown}");
+        let report = report(State::Missing);
+        assert!(!report.is_able());
+        let shown = report.text();
+        assert!(shown.starts_with("Sandboxes do NOT work here"), "{shown}");
+        assert!(shown.contains("  MISSING  sandbox                  found\n"), "{shown}");
+    }
+
+    #[test]
+    fn names_wrap() {
+        let many: Vec<Finding> = (0..30).map(|_| finding("twelve chars", State::Ok)).collect();
+        let shown = in_short("ok", &many);
+        assert!(
+            shown.lines().count() > 3 && shown.lines().all(|line| line.len() <= 101),
+            "{shown}"
+        );
+        assert_eq!(shown.matches("twelve chars").count(), 30);
     }
 }

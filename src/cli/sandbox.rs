@@ -1,25 +1,34 @@
 //! `exuvia sandbox run`: one command in a sandbox of its own.
 //!
 //! The command's output and exit code pass through unchanged. What else can end it is named on stderr and has a code of its
-//! own: 124 its time was up, 125 there is no sandbox, 126 and 127 it cannot be executed or is not there, 137 it was killed.
+//! own (`verdict`). What was made, run and removed is on the audit record, each before or as soon as it happens (`trail`);
+//! where that cannot be written nothing runs.
+//!
+//! ```text
+//! plan ─► open, reap ─► on record: created, started ─► exec ─► pass ─► close, on record: ended ─► destroyed
+//! ```
 
-use std::collections::BTreeMap;
+mod pass;
+mod plan;
+mod trail;
+mod verdict;
+
+use std::ffi::OsString;
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Subcommand, ValueEnum};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::task::JoinSet;
+use clap::Subcommand;
+use serde_json::{Value, json};
 
+use self::pass::{Interrupts, Passed};
+use self::plan::Plan;
+use self::trail::Trail;
+use self::verdict::Verdict;
 use super::{Context, Error, Exit};
-use crate::error::Kind;
-use crate::ids::SandboxId;
-use crate::sandbox::backend::oci::{self, Oci};
-use crate::sandbox::{
-    Backend, BackendName, Cause, Command, Control, Exec, ImageRef, Isolation, Limits, Mount, Output, Sandbox, Spec,
-    Stdin, reconcile, seccomp,
-};
+use crate::assembly::Parts;
+use crate::sandbox::{BackendName, Cause, Ended, Error as SandboxError, ImageRef, Mount, Sandbox, identity};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -29,217 +38,240 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Runs one command in a fresh sandbox.
+    /// Run one command in a fresh sandbox, which ends with it.
+    #[command(after_help = NOTES)]
     Run(Run),
 }
 
+const NOTES: &str = "\
+Output and exit code are the command's own; what else ended it is said on stderr:
+  124  its time was up                 126  it cannot be executed (or --workdir cannot be entered)
+  125  there is no sandbox             127  there is no such program
+  137  out of memory, or killed        128+N  it died of signal N
+
+The policy gives the isolation, limits, image and mounts. Its [tools] rules are for models: they
+do not apply here, where a person runs a command. What was run is on the audit record: `exuvia
+audit query`. With --json the last line of stdout, after the command's own output, is one JSON
+object.
+
+  exuvia sandbox run -- python3 -c 'print(6 * 7)'
+  exuvia sandbox run --policy strict --timeout 30s --stdin -- sh -s < untrusted.sh
+  exuvia sandbox run --mount-ro .:/src --workdir /src -- ls";
+
 #[derive(Debug, clap::Args)]
 struct Run {
-    /// What the sandbox may do.
-    #[arg(long, default_value = "strict")]
-    policy: Builtin,
-    /// Pass standard input on; else the command reads nothing.
+    /// Name or path of the policy.
+    #[arg(long, default_value = "default", value_name = "NAME|PATH")]
+    policy: String,
+    /// [default: the policy's; else `docker` for a `docker:` image, `oci` for others]
+    #[arg(long)]
+    backend: Option<BackendName>,
+    /// `host`, `rootfs:DIR`, `tar:FILE`, `docker:NAME`, or a path [default: the policy's].
+    #[arg(long, value_name = "IMG")]
+    image: Option<ImageRef>,
+    /// Show a directory or file read-only, at its own path or at TARGET; may be repeated.
+    #[arg(long, value_name = "DIR[:TARGET]", value_parser = plan::mount)]
+    mount_ro: Vec<Mount>,
+    /// Pass standard input on; without it the command reads nothing.
     #[arg(long)]
     stdin: bool,
-    /// How long the command may run.
-    #[arg(long, value_parser = humantime::parse_duration)]
+    /// Kill the command after this long: `30s`, `5m` [default: the policy's `wall_time`, which is also the most].
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     timeout: Option<Duration>,
-    /// `host`, `rootfs:DIR`, `tar:FILE`, or a path.
-    #[arg(long, default_value = "host")]
-    image: ImageRef,
-    #[arg(long, default_value = "oci")]
-    backend: BackendName,
-    /// A directory or file to show read-only, under its own path.
+    /// Set a variable; may be repeated. Nothing else of your environment goes in.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = plan::variable)]
+    env: Vec<(String, String)>,
+    /// Where the command starts [default: /tmp].
     #[arg(long, value_name = "DIR")]
-    mount_ro: Vec<PathBuf>,
-    /// The command.
+    workdir: Option<PathBuf>,
+    /// The command and its arguments.
     #[arg(last = true, required = true)]
-    command: Vec<String>,
+    command: Vec<OsString>,
 }
 
-/// The policies that are built in. They do not differ in what a single command gets: no network, default limits.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Builtin {
-    Strict,
-    Default,
-}
-
-const TIMED_OUT: u8 = 124;
-const NO_SANDBOX: u8 = 125;
-const NOT_EXECUTABLE: u8 = 126;
-const NOT_FOUND: u8 = 127;
-const KILLED: u8 = 137;
-/// How long the sandbox may take to end by itself.
+/// How long the sandbox may take to end by itself once its command has.
 const GRACE: Duration = Duration::ZERO;
 
 pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
     let Action::Run(run) = args.action;
-    let sandbox = match open(&run, context).await {
-        Ok(sandbox) => sandbox,
-        Err(error) => {
-            say(&format!("no sandbox: {}", crate::error::chain(&error)));
-            return Ok(Exit::Passed(NO_SANDBOX));
-        }
+    let report = match Session::open(run, context).await {
+        Ok(session) => session.run().await,
+        Err(error) => Report::none(&error),
     };
-    let code = in_sandbox(&sandbox, &run).await;
-    let closed = sandbox.close(GRACE).await;
-    let code = code?;
-    closed?;
-    Ok(Exit::Passed(code))
+    Ok(report.give(context.json))
 }
 
-async fn open(run: &Run, context: &Context) -> Result<Sandbox, crate::sandbox::Error> {
-    let unsupported = |wanted: String, missing: String| crate::sandbox::Error::Unsupported { wanted, missing };
-    match run.backend {
-        BackendName::Oci => {}
-        BackendName::Docker => {
-            return Err(unsupported(
-                "backend `docker`".to_owned(),
-                "`sandbox run` is wired to `oci` only".to_owned(),
-            ));
-        }
-    }
-    match run.policy {
-        Builtin::Strict | Builtin::Default => {}
-    }
-    let program = std::env::current_exe()
-        .map_err(|error| unsupported("a sandbox".to_owned(), format!("the program's own file: {error}")))?;
-    let filter = seccomp::compile(seccomp::DEFAULT)
-        .map_err(|error| unsupported("a system-call filter".to_owned(), crate::error::chain(&error)))?;
-    let backend: Arc<dyn Backend> = Arc::new(Oci::new(&context.data_dir, program)?);
-    reconcile::reap(backend.as_ref()).await?;
-    let identity = oci::allocate(&context.data_dir)?;
-    let mount = |path: &PathBuf| {
-        let source = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-        Mount {
-            target: source.clone(),
-            source,
-        }
-    };
-    let spec = Spec {
-        id: SandboxId::random(),
-        image: run.image.clone(),
-        isolation: Isolation::Container,
-        limits: Limits::default(),
-        identity,
-        workspace: None,
-        mounts: run.mount_ro.iter().map(mount).collect(),
-        labels: BTreeMap::new(),
-    };
-    let opened = Sandbox::open(backend, spec, filter).await;
-    if opened.is_err() {
-        oci::release(&context.data_dir, identity);
-    }
-    opened
+/// A sandbox that is up, and what is to be run in it.
+struct Session {
+    plan: Plan,
+    trail: Trail,
+    sandbox: Sandbox,
+    /// Given back when the sandbox is gone.
+    _claim: identity::Claim,
+    interrupts: Interrupts,
 }
 
-/// Runs the command to its end and gives its exit code.
-async fn in_sandbox(sandbox: &Sandbox, run: &Run) -> Result<u8, Error> {
-    let mut command = Command::new(run.command.iter().map(String::as_str));
-    command.timeout = run.timeout;
-    command.stdin = if run.stdin { Stdin::Open } else { Stdin::Null };
-    let mut exec = match sandbox.exec(command).await {
-        Ok(exec) => exec,
-        Err(crate::sandbox::Error::NotStarted { code, message }) => {
-            say(&message);
-            return Ok(if code == "program_not_found" {
-                NOT_FOUND
-            } else {
-                NOT_EXECUTABLE
-            });
-        }
-        Err(error) => return Err(error.into()),
-    };
-    // Dropped, and with it ended, at the end of this function.
-    let mut helpers = JoinSet::new();
-    if run.stdin {
-        helpers.spawn(feed(exec.control()));
+impl Session {
+    async fn open(run: Run, context: &Context) -> Result<Self, Error> {
+        // First of all: a signal that comes while the sandbox is being made must not leave it behind.
+        let interrupts = Interrupts::listen()?;
+        let parts = Parts::open(&context.data_dir).await?;
+        let plan = Plan::new(run, &context.data_dir)?;
+        let backend = parts.backends.get(plan.backend).await?;
+        plan.check(&backend.capabilities())?;
+        let claim = identity::Claim::take(&context.data_dir)?;
+        let spec = plan.spec(claim.identity());
+        let trail = Trail::new(&parts, &spec.id);
+        // What killed ones left goes meanwhile; only this backend is looked at.
+        let reaped = [plan.backend];
+        let (opened, _) = tokio::join!(
+            Sandbox::open(Arc::clone(&backend), spec, plan.filter.clone()),
+            parts.reap(&reaped)
+        );
+        Ok(Self {
+            sandbox: opened?,
+            plan,
+            trail,
+            _claim: claim,
+            interrupts,
+        })
     }
-    helpers.spawn(interrupted(exec.control()));
-    pass_on(&mut exec).await?;
-    Ok(code_of(&exec.ended().await.cause))
-}
 
-async fn pass_on(exec: &mut Exec) -> Result<(), Error> {
-    let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
-    while let Some(output) = exec.output.recv().await {
-        let written = match &output {
-            Output::Stdout(bytes) => stdout.write_all(bytes).await,
-            Output::Stderr(bytes) => stderr.write_all(bytes).await,
+    async fn run(self) -> Report {
+        let Self {
+            plan,
+            trail,
+            sandbox,
+            _claim,
+            interrupts,
+        } = self;
+        let recorded = trail.starting(&plan, sandbox.handle()).await;
+        let (end, details) = match recorded {
+            Err(error) => (End::none(&error), json!({ "reason": error.message })),
+            Ok(()) => in_sandbox(&plan, &sandbox, interrupts).await,
         };
-        if written.is_err() {
-            // Nobody reads any more; dropping the command ends it.
-            return Err(Error::new(Kind::Unavailable, "the output is closed"));
+        let (closed, ended) = tokio::join!(sandbox.close(GRACE), trail.ended(&plan, end.outcome, details.clone()));
+        let destroyed = trail.destroyed(closed.as_ref().err()).await;
+        let failures = [closed.map_err(Error::from).err(), ended.err(), destroyed.err()];
+        let object = json!({ "sandbox_id": sandbox.id(), "backend": plan.backend, "policy": plan.policy.name(),
+            "policy_hash": plan.policy.hash() });
+        Report {
+            verdict: end.verdict,
+            failures: failures.into_iter().flatten().collect(),
+            object: merged(object, details),
+            passed: end.passed,
         }
     }
-    let flushed = stdout.flush().await.and(stderr.flush().await);
-    flushed.map_err(|error| Error::new(Kind::Unavailable, format!("the output is closed: {error}")))
 }
 
-async fn feed(command: Control) {
-    let mut stdin = tokio::io::stdin();
-    let mut chunk = vec![0; 64 << 10];
-    loop {
-        match stdin.read(&mut chunk).await {
-            Ok(0) | Err(_) => break,
-            Ok(got) => {
-                if command.input(&chunk[..got]).await.is_err() {
-                    return;
-                }
-            }
+/// How it went with the command.
+struct End {
+    verdict: Verdict,
+    /// For the record.
+    outcome: &'static str,
+    passed: Passed,
+}
+
+impl End {
+    fn none(error: &Error) -> Self {
+        Self {
+            verdict: Verdict::no_sandbox(error),
+            outcome: "not_started",
+            passed: Passed::default(),
         }
     }
-    // It may have ended by now, which is as good.
-    let _ = command.close_input().await;
 }
 
-async fn interrupted(command: Control) {
-    use tokio::signal::unix::{SignalKind, signal};
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
-        return;
+/// Runs the command to its end.
+async fn in_sandbox(plan: &Plan, sandbox: &Sandbox, interrupts: Interrupts) -> (End, Value) {
+    let mut exec = match sandbox.exec(plan.command.clone()).await {
+        Ok(exec) => exec,
+        Err(error) => {
+            let verdict = match &error {
+                SandboxError::NotStarted { code, message } => Verdict::not_started(code, message),
+                _ => Verdict::no_sandbox(&Error::from(error)),
+            };
+            let details = json!({ "cause": { "type": "not_started" }, "reason": verdict.said });
+            let end = End {
+                verdict,
+                outcome: "not_started",
+                passed: Passed::default(),
+            };
+            return (end, details);
+        }
     };
-    tokio::select! {
-        // Both only wait; neither loses anything when the other is first.
-        _ = tokio::signal::ctrl_c() => {}
-        _ = terminate.recv() => {}
-    }
-    let _ = command.kill("a signal to `exuvia sandbox run`").await;
+    let passed = pass::pass(&mut exec, plan.stdin, interrupts).await;
+    let ended = exec.ended().await;
+    let peak = sandbox.usage().await.ok().map(|usage| usage.memory_peak_bytes);
+    let verdict = match &ended.cause {
+        Cause::Killed { by } if by != pass::READER_GONE => Verdict::of(&ended.cause),
+        _ if passed.is_cut => Verdict::output_closed(),
+        cause => Verdict::of(cause),
+    };
+    let details = details(&ended, peak, &passed);
+    let end = End {
+        verdict,
+        outcome: "ok",
+        passed,
+    };
+    (end, details)
 }
 
-fn code_of(cause: &Cause) -> u8 {
-    match cause {
-        Cause::Exited { code } => (*code & 0xff) as u8,
-        Cause::Signalled { signal } => {
-            say(&format!("the command died of signal {signal}"));
-            128 + (*signal & 0x7f) as u8
+fn details(ended: &Ended, peak: Option<u64>, passed: &Passed) -> Value {
+    let mut details = json!({ "cause": ended.cause, "duration_ms": ended.duration.as_millis() as u64,
+        "cpu_ms": ended.cpu.as_millis() as u64, "max_rss_bytes": ended.max_rss_bytes, "memory_peak_bytes": peak,
+        "killed_descendants": ended.killed_descendants, "stdout_bytes": passed.stdout_bytes,
+        "stderr_bytes": passed.stderr_bytes });
+    if let Some(unknown) = &ended.unknown {
+        details["unknown"] = unknown.as_str().into();
+    }
+    details
+}
+
+/// What is said and given at the end.
+struct Report {
+    verdict: Verdict,
+    /// What went wrong around the command, as with its clean-up.
+    failures: Vec<Error>,
+    object: Value,
+    passed: Passed,
+}
+
+impl Report {
+    fn none(error: &Error) -> Self {
+        Self {
+            verdict: Verdict::no_sandbox(error),
+            failures: Vec::new(),
+            object: json!({ "error": { "kind": error.kind, "message": error.message, "hint": error.hint } }),
+            passed: Passed::default(),
         }
-        Cause::TimedOut { after_ms } => {
-            say(&format!(
-                "the command was killed: it ran longer than {:?}",
-                Duration::from_millis(*after_ms)
-            ));
-            TIMED_OUT
+    }
+
+    /// Says it, and gives the exit code.
+    fn give(self, as_json: bool) -> Exit {
+        // Nobody may be reading any more: nothing here can fail for that.
+        let mut stderr = std::io::stderr();
+        let said = self.verdict.said.iter().cloned();
+        for text in said.chain(self.failures.iter().map(|error| error.message.clone())) {
+            let _ = writeln!(stderr, "exuvia: {text}");
         }
-        Cause::OutOfMemory {
-            limit_bytes,
-            peak_bytes,
-        } => {
-            say(&format!(
-                "the command was killed: out of memory (limit {limit_bytes} bytes, peak {peak_bytes})"
-            ));
-            KILLED
+        let code = match (self.verdict.code, self.failures.is_empty()) {
+            // The command went well, but what was around it did not.
+            (0, false) => verdict::NO_SANDBOX,
+            (code, _) => code,
+        };
+        if as_json {
+            let object = merged(self.object, json!({ "exit_code": code }));
+            let separator = if self.passed.is_mid_line { "\n" } else { "" };
+            let _ = writeln!(std::io::stdout(), "{separator}{object}");
         }
-        Cause::Killed { by } => {
-            say(&format!("the command was killed by {by}"));
-            KILLED
-        }
-        Cause::SandboxLost { reason } => {
-            say(&format!("the sandbox is lost: {reason}"));
-            KILLED
-        }
+        Exit::Passed(code)
     }
 }
 
-fn say(text: &str) {
-    eprintln!("exuvia: {text}");
+fn merged(mut object: Value, more: Value) -> Value {
+    if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
+        object.extend(more);
+    }
+    object
 }

@@ -99,7 +99,8 @@ impl Plan {
     pub fn spawn(&self) -> Result<Child, Fault> {
         let limit = |errno: Errno| fault("limit", format!("could not start a process: {errno}"), Some(errno));
         let pipe = || unistd::pipe2(OFlag::O_CLOEXEC).map_err(limit);
-        let (input, output, error, report) = (pipe()?, pipe()?, pipe()?, pipe()?);
+        let (input, output, error) = self.owning(|| Ok((pipe()?, pipe()?, pipe()?)))?;
+        let report = pipe()?;
         let shim = Pid::this();
         match sys::fork().map_err(limit)? {
             ForkResult::Parent { child } => Ok(Child {
@@ -117,6 +118,19 @@ impl Plan {
                 sys::exit(127)
             }
         }
+    }
+
+    /// Does something as the program's user to the file system, as making pipes that the program may open again by their
+    /// names: `/dev/stderr`.
+    fn owning<T>(&self, make: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
+        unistd::setfsgid(self.gid);
+        unistd::setfsuid(self.uid);
+        let made = make();
+        unistd::setfsuid(Uid::effective());
+        unistd::setfsgid(Gid::effective());
+        // A change of user resets this.
+        prctl::set_dumpable(false).map_err(internal("stay closed to others"))?;
+        made
     }
 
     /// Turns this process into the program; comes back only with the reason why it could not.

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use exuvia::ids::SandboxId;
 use exuvia::sandbox::backend::oci::Oci;
@@ -123,7 +123,7 @@ async fn what_a_killed_server_leaves_is_reaped_by_the_next() {
         return;
     }
     let mut seen = 0;
-    for ms in (0..60).step_by(4) {
+    for ms in (0..45).step_by(3) {
         let data = tempfile::tempdir().unwrap();
         let mut server = Command::new(LAUNCHER)
             .env("EXUVIA_DATA_DIR", data.path())
@@ -131,6 +131,10 @@ async fn what_a_killed_server_leaves_is_reaped_by_the_next() {
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
+        let started = Instant::now();
+        while sandboxes(data.path()).is_empty() && started.elapsed() < Duration::from_secs(30) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         std::thread::sleep(Duration::from_millis(ms));
         server.kill().unwrap();
         server.wait().unwrap();

@@ -191,6 +191,11 @@ async fn ordinary_work_works() {
         sh(&sandbox, &format!("python3 -c \"{python}\"")).await,
         "thread\ngit\n/dev/pts/0\n"
     );
+    // Its standard streams can be opened again by name.
+    assert_eq!(
+        sh(&sandbox, "echo out >/dev/stdout; echo in | cat /dev/stdin").await,
+        "out\nin\n"
+    );
     sandbox.close(Duration::ZERO).await.unwrap();
 }
 
@@ -227,5 +232,98 @@ async fn a_tar_is_an_image_too() {
         sh(&sandbox, "cat /of-the-image; stat -c :%a /of-the-image").await,
         "seen:644\n"
     );
+    sandbox.close(Duration::ZERO).await.unwrap();
+}
+
+#[tokio::test]
+async fn every_mount_is_hard_and_tells_nothing_of_the_host() {
+    let Some(bench) = Bench::new("every_mount_is_hard_and_tells_nothing_of_the_host") else {
+        return;
+    };
+    let sandbox = bench.open(bench.spec()).await;
+    let mounts = sh(&sandbox, "cat /proc/self/mountinfo").await;
+    for line in mounts.lines() {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let (target, options): (&str, Vec<&str>) = (fields[4], fields[5].split(',').collect());
+        let is_device = options.contains(&"ro") && line.contains(" - devtmpfs ");
+        // What hides a directory of /proc is empty and read-only; `libcontainer` gives it no more than that.
+        let hides = options.contains(&"ro") && target.starts_with("/proc/") && line.contains(" - tmpfs ");
+        let is_hard = options.contains(&"nosuid")
+            && (options.contains(&"nodev") || is_device || ["/dev", "/dev/pts"].contains(&target));
+        assert!(is_hard || hides, "{line}");
+        let writable = ["/proc", "/dev", "/dev/pts", "/dev/shm", "/tmp", "/var/tmp"].contains(&target);
+        assert_eq!(options.contains(&"rw"), writable, "{line}");
+    }
+    assert!(!mounts.contains(bench.data.path().to_str().unwrap()), "{mounts}");
+    sandbox.close(Duration::ZERO).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_sandbox_has_a_boot_of_its_own() {
+    let Some(bench) = Bench::new("a_sandbox_has_a_boot_of_its_own") else {
+        return;
+    };
+    let mut seen = vec![fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap()];
+    for _ in 0..2 {
+        let sandbox = bench.open(bench.spec()).await;
+        let id = sh(&sandbox, "cat /proc/sys/kernel/random/boot_id").await;
+        assert_eq!((id.len(), seen.contains(&id)), (37, false), "{id}");
+        assert!(
+            !run(&sandbox, "echo x >/proc/sys/kernel/random/boot_id")
+                .await
+                .ended
+                .is_success()
+        );
+        seen.push(id);
+        sandbox.close(Duration::ZERO).await.unwrap();
+    }
+}
+
+/// What all sandboxes of a host draw on: nobody can use it up, or leave word for another in it.
+#[tokio::test]
+async fn what_is_shared_with_the_host_is_out_of_reach() {
+    let Some(bench) = Bench::new("what_is_shared_with_the_host_is_out_of_reach") else {
+        return;
+    };
+    let sandbox = bench.open(bench.spec()).await;
+    let python = r#"
+import ctypes, errno, fcntl, mmap, os, socket
+def refused(what, call, *wanted):
+    try:
+        call()
+    except OSError as error:
+        if error.errno in wanted:
+            return
+        raise SystemExit(f"{what}: {error}")
+    raise SystemExit(f"{what}: allowed")
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    if libc.syscall(number, *arguments) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+# The times of a device file are the host's; its content is nobody's.
+open("/dev/null", "w").write("x")
+refused("times of /dev/null", lambda: os.utime("/dev/null"), errno.EROFS)
+refused("times of a mask", lambda: os.utime("/proc/iomem"), errno.EROFS)
+# Asynchronous input and output, huge pages.
+context = ctypes.c_ulong(0)
+refused("io_setup", lambda: call(206, 1, ctypes.byref(context)), errno.ENOSYS)
+refused("huge pages", lambda: mmap.mmap(-1, 2 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000), errno.EPERM)
+refused("huge pages, memfd", lambda: os.memfd_create("x", 4), errno.EPERM)
+# Terminals: 64 of the few thousand; nothing is typed into one.
+ends = []
+def terminals():
+    while len(ends) < 1000:
+        ends.extend(os.openpty())
+refused("terminals", terminals, errno.ENOSPC)
+assert len(ends) == 2 * 64, len(ends)
+refused("TIOCSTI", lambda: fcntl.ioctl(ends[1], 0x5412, b"x"), errno.EPERM)
+refused("TIOCSTI in disguise", lambda: call(16, ends[1], ctypes.c_ulong(0x5412 | 1 << 32), b"x"), errno.EPERM)
+# Protocols beside TCP and UDP: ICMP, SCTP, MPTCP.
+for protocol in (1, 132, 262):
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        refused(f"protocol {protocol}", lambda: socket.socket(socket.AF_INET, kind, protocol), errno.EPERM)
+print("held")
+"#;
+    assert_eq!(sh(&sandbox, &format!("python3 - <<'END'\n{python}END")).await, "held\n");
     sandbox.close(Duration::ZERO).await.unwrap();
 }

@@ -1,14 +1,19 @@
 //! What the kernel and the machine offer.
 
 use std::fs;
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::{Finding, State};
+use crate::cli::Error;
+use crate::error::Kind;
+use crate::sandbox::backend::docker::Docker;
 use crate::sandbox::backend::oci::Oci;
 use crate::sandbox::cgroup::{Controller, Hierarchies, Version};
-use crate::sandbox::{Backend, ImageRef, Isolation, Limits, Spec, identity, seccomp};
+use crate::sandbox::identity::Claim;
+use crate::sandbox::{Backend, Command as SandboxCommand, ImageRef, Isolation, Limits, Sandbox, Spec, seccomp};
 
 /// What every sandbox of the `oci` backend stands on.
 pub(super) fn host() -> Vec<Finding> {
@@ -66,31 +71,34 @@ fn control_groups() -> Vec<Finding> {
         Version::V1 => "version 1",
         Version::V2 => "version 2",
     };
-    let mut findings = vec![Finding::new("control groups", State::Ok, version, "")];
+    let mut findings = Vec::new();
+    let mut writable = Vec::new();
     for (controller, root) in hierarchies.roots() {
         let name = match controller {
-            Controller::Memory => "control group memory",
-            Controller::Pids => "control group pids",
-            Controller::Cpu => "control group cpu",
-            Controller::Cpuacct => "control group cpuacct",
-            Controller::Freezer => "control group freezer",
-            Controller::Devices => "control group devices",
+            Controller::Memory => "memory",
+            Controller::Pids => "pids",
+            Controller::Cpu => "cpu",
+            Controller::Cpuacct => "cpuacct",
+            Controller::Freezer => "freezer",
+            Controller::Devices => "devices",
         };
-        let writable = nix::unistd::access(root, nix::unistd::AccessFlags::W_OK).is_ok();
-        let state = if writable { State::Ok } else { State::Missing };
-        let detail = format!("{}{}", root.display(), if writable { "" } else { ", read-only" });
-        findings.push(Finding::new(
-            name,
-            state,
-            detail,
-            "give the service write access to the control groups",
-        ));
+        if nix::unistd::access(root, nix::unistd::AccessFlags::W_OK).is_ok() {
+            writable.push(name);
+        } else {
+            let detail = format!("{name}: `{}` is read-only", root.display());
+            let remedy = "give the service write access to the control groups";
+            findings.push(Finding::new("control group", State::Missing, detail, remedy));
+        }
+    }
+    if findings.is_empty() {
+        let detail = format!("{version}: {}", writable.join(", "));
+        findings.push(Finding::new("control groups", State::Ok, detail, ""));
     }
     if hierarchies.version() == Version::V2 {
         let detail =
             "version 2 has no device controller without BPF: user namespaces and `nodev` alone keep devices out";
         findings.push(Finding::new(
-            "control group devices",
+            "device control group",
             State::Weak,
             detail,
             "none needed with the default policy",
@@ -104,7 +112,7 @@ fn system_call_filter() -> Finding {
     let kernel = ["kill_process", "errno", "allow"]
         .iter()
         .all(|action| actions.split(' ').any(|a| a == *action));
-    let compiled = seccomp::compile(seccomp::DEFAULT);
+    let compiled = seccomp::default_filter();
     let (state, detail) = match compiled {
         Ok(program) if kernel => (State::Ok, format!("{} instructions", program.len() / 8)),
         Ok(_) => (State::Missing, "this kernel lacks the actions needed".to_owned()),
@@ -131,94 +139,91 @@ fn file_system(name: &'static str, otherwise: State) -> Finding {
     Finding::new(name, state, detail, remedy)
 }
 
-/// The proof of all the others: really makes a sandbox, with its user namespace and its loopback, and destroys it.
+/// The proof of all the others: really makes a sandbox with everything that it gets, runs a program in it, and removes it.
 pub(super) async fn sandbox(data_dir: &Path, program: Option<PathBuf>) -> Finding {
     const NAME: &str = "a sandbox, really made";
-    let remedy = "see the lines above; then this message";
+    let remedy = "see what else is missing; then this message";
     let Some(program) = program else {
         return Finding::new(NAME, State::Missing, "the program's own file is not known", remedy);
     };
     match try_one(data_dir, program).await {
         Ok(detail) => Finding::new(NAME, State::Ok, detail, remedy),
-        Err(error) => Finding::new(NAME, State::Missing, crate::error::chain(&error), remedy),
+        Err(error) => Finding::new(NAME, State::Missing, error.message, remedy),
     }
 }
 
-async fn try_one(data_dir: &Path, program: PathBuf) -> Result<String, crate::sandbox::Error> {
-    let backend = Oci::new(data_dir, program)?;
-    let identity = identity::allocate(data_dir)?;
+async fn try_one(data_dir: &Path, program: PathBuf) -> Result<String, Error> {
+    let begun = Instant::now();
+    let backend: Arc<dyn Backend> = Arc::new(Oci::new(data_dir, program)?);
+    let claim = Claim::take(data_dir)?;
     let spec = Spec {
         id: crate::ids::SandboxId::random(),
         image: ImageRef::Host,
         isolation: Isolation::Container,
         limits: Limits::default(),
-        identity,
+        identity: claim.identity(),
         workspace: None,
         mounts: Vec::new(),
         labels: std::collections::BTreeMap::new(),
     };
-    let created = backend.create(&spec).await;
-    if created.is_err() {
-        identity::release(data_dir, identity);
+    let filter = seccomp::default_filter().map_err(|error| Error::of(Kind::WrongState, &error))?;
+    let sandbox = Sandbox::open(backend, spec, filter).await?;
+    let ran = sandbox.run(SandboxCommand::new(["true"]), 0).await;
+    sandbox.close(Duration::ZERO).await?;
+    let ended = ran?.ended;
+    if !ended.is_success() {
+        return Err(Error::new(
+            Kind::Unavailable,
+            format!("`true` in it ended so: {:?}", ended.cause),
+        ));
     }
-    let started = match &created {
-        Ok(handle) => backend.start(handle).await,
-        Err(_) => Ok(()),
-    };
-    backend.destroy(&spec.id).await?;
-    created?;
-    started?;
+    let took = begun.elapsed().as_millis();
     Ok(format!(
-        "user ids {} to {}, loopback only",
-        identity.base,
-        identity.base + crate::sandbox::Identity::RANGE - 1
+        "one was made by the `oci` backend, ran a program and was removed, in {took} ms"
     ))
 }
 
 /// What other backends and stronger isolation would need.
-pub(super) fn others() -> Vec<Finding> {
-    vec![gvisor(), docker(), kvm()]
+pub(super) async fn more(data_dir: &Path) -> Vec<Finding> {
+    vec![docker(data_dir).await, gvisor(), microvm()]
 }
 
-fn gvisor() -> Finding {
-    let remedy = "install runsc where policies ask for isolation `gvisor`";
-    let version = Command::new("runsc")
-        .arg("--version")
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .output();
-    match version {
-        Ok(output) if output.status.success() => {
-            let text = String::from_utf8_lossy(&output.stdout);
-            let first = text.lines().next().unwrap_or_default().trim().to_owned();
-            let detail = format!("{first}; the `oci` backend does not use it, `docker` may");
-            Finding::new("gVisor", State::Ok, detail, remedy)
+async fn docker(data_dir: &Path) -> Finding {
+    const NAME: &str = "backend `docker`";
+    match Docker::open(data_dir, None).await {
+        Ok(_) => {
+            let detail = "the engine answers; whoever may use its socket is root here";
+            Finding::new(NAME, State::Ok, detail, "")
         }
-        Ok(_) | Err(_) => Finding::new("gVisor", State::Absent, "no working runsc on the PATH", remedy),
+        Err(crate::sandbox::Error::Unsupported { missing, .. }) => Finding::new(NAME, State::Absent, missing, ""),
+        Err(error) => Finding::new(NAME, State::Absent, crate::error::chain(&error), ""),
     }
 }
 
-fn docker() -> Finding {
-    let socket = Path::new("/var/run/docker.sock");
-    let found = fs::metadata(socket).is_ok_and(|found| found.file_type().is_socket());
-    let (state, detail) = if found {
-        (
-            State::Ok,
-            format!("{}: whoever may use it is root here", socket.display()),
-        )
+/// No backend gives it: whatever is installed, a policy that demands it is refused.
+fn gvisor() -> Finding {
+    let found = Command::new("runsc")
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .is_ok_and(|output| output.status.success());
+    let host = if found {
+        "runsc is installed, but"
     } else {
-        (State::Absent, "no socket".to_owned())
+        "runsc is not installed, and"
     };
-    Finding::new("Docker engine", state, detail, "only the `docker` backend needs it")
+    let detail = format!("{host} no backend of this version uses it: policies that demand it are refused");
+    Finding::new("isolation `gvisor`", State::Absent, detail, "")
 }
 
-fn kvm() -> Finding {
-    let found = fs::File::options().read(true).write(true).open("/dev/kvm");
-    let (state, detail) = match found {
-        Ok(_) => (State::Ok, "/dev/kvm opens".to_owned()),
-        Err(error) => (State::Absent, format!("/dev/kvm: {error}")),
+fn microvm() -> Finding {
+    let host = match fs::File::options().read(true).write(true).open("/dev/kvm") {
+        Ok(_) => "/dev/kvm opens, but".to_owned(),
+        Err(error) => format!("/dev/kvm does not open ({error}), and"),
     };
-    Finding::new("KVM", state, detail, "no backend uses it yet")
+    let detail = format!("{host} no backend of this version uses it: policies that demand it are refused");
+    Finding::new("isolation `microvm`", State::Absent, detail, "")
 }
 
 pub(super) fn read(path: &str) -> Option<String> {

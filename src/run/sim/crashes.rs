@@ -156,7 +156,7 @@ async fn a_run_that_a_living_process_has_is_not_taken() {
         started: started.parse().unwrap(),
         ..Owner::current().unwrap()
     };
-    world.store.claim(&run, &owner, &[]).await.unwrap();
+    world.store.claim(&run, &owner, None).await.unwrap();
     let refused = world.process().drive(&run).await.unwrap_err();
     assert!(
         matches!(refused, Error::Store(store::Error::Owned { .. })),

@@ -1,7 +1,8 @@
 //! The `host` image: a read-only view of the host's own programs, so that a first sandbox needs no download.
 //!
 //! `/usr` and what belongs to it, and of `/etc` only what programs need to start. Never homes, `/var`, `/opt`, `/root`,
-//! accounts, keys, or anything that tells one host from another. Mounts below these paths do not come along.
+//! accounts, keys, the time zone (it is UTC), or anything that tells one host from another. Mounts below these paths do not
+//! come along.
 
 use std::io;
 use std::path::Path;
@@ -13,7 +14,7 @@ use crate::sandbox::Error;
 const TOP: [&str; 8] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "libexec"];
 
 /// What programs read of `/etc`, by name or by the start of a name (`*`); entries that the host lacks are left out.
-const ETC: [&str; 32] = [
+const ETC: [&str; 30] = [
     "alternatives",
     "bash.bashrc",
     "bash_completion.d",
@@ -28,7 +29,6 @@ const ETC: [&str; 32] = [
     "ld.so.conf",
     "ld.so.conf.d",
     "locale.alias",
-    "localtime",
     "login.defs",
     "lsb-release",
     "magic",
@@ -45,7 +45,6 @@ const ETC: [&str; 32] = [
     "ssl/certs",
     "ssl/openssl.cnf",
     "terminfo",
-    "timezone",
 ];
 
 pub(super) fn root() -> Result<Root, Error> {

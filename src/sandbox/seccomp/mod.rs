@@ -61,13 +61,13 @@ struct Conditional {
     when: Vec<Condition>,
 }
 
-/// `argument & mask == equals`, unsigned 64 bits.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Condition {
-    argument: u8,
-    mask: String,
-    equals: String,
+#[serde(untagged, deny_unknown_fields)]
+enum Condition {
+    /// `argument & mask == equals`, unsigned 64 bits.
+    Equals { argument: u8, mask: String, equals: String },
+    /// The lower half of `argument` is not this: for what the kernel takes as an int.
+    Differs { argument: u8, differs: String },
 }
 
 /// What becomes of one system call.
@@ -230,15 +230,16 @@ fn errno(name: &str) -> Result<u32, Error> {
 }
 
 fn condition(condition: &Condition) -> Result<SeccompCondition, Error> {
-    let mask = hex(&condition.mask)?;
-    let equals = hex(&condition.equals)?;
-    let masked = SeccompCmpOp::MaskedEq(mask);
-    Ok(SeccompCondition::new(
-        condition.argument,
-        SeccompCmpArgLen::Qword,
-        masked,
-        equals,
-    )?)
+    let (argument, length, operation, value) = match condition {
+        Condition::Equals { argument, mask, equals } => {
+            let masked = SeccompCmpOp::MaskedEq(hex(mask)?);
+            (*argument, SeccompCmpArgLen::Qword, masked, hex(equals)?)
+        }
+        Condition::Differs { argument, differs } => {
+            (*argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, hex(differs)?)
+        }
+    };
+    Ok(SeccompCondition::new(argument, length, operation, value)?)
 }
 
 fn hex(text: &str) -> Result<u64, Error> {

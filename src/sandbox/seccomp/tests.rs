@@ -71,6 +71,7 @@ fn every_call_of_the_profile_gets_its_verdict() {
         let wanted = match call {
             _ if allowed.contains(&call) => ALLOW,
             libc::SYS_clone3 => ENOSYS,
+            libc::SYS_io_setup..=libc::SYS_io_cancel => ENOSYS,
             _ => EPERM,
         };
         assert_eq!(run(&program, X86_64, call as u32, [0; 6]), wanted, "{call}");
@@ -134,7 +135,7 @@ fn other_abis_are_killed() {
 }
 
 #[test]
-fn arguments_decide_clone_socket_and_personality() {
+fn arguments_decide() {
     let with = |call, first: u64, third: u64| verdict(call, [first, 0, third, 0, 0, 0]);
     // A thread of glibc.
     assert_eq!(with("clone", 0x003d_0f00, 0), ALLOW);
@@ -160,6 +161,34 @@ fn arguments_decide_clone_socket_and_personality() {
     // The kernel looks at the lower half only, so the filter must too: AF_VSOCK in disguise.
     assert_eq!(with("socket", 40 | 1 << 32, 0), EPERM);
     assert_eq!(with("socket", 16, 12), EPERM, "NETLINK_NETFILTER");
+    for protocol in 0..300 {
+        let wanted = if [0, 6, 17].contains(&protocol) { ALLOW } else { EPERM };
+        for family in [2, 10] {
+            assert_eq!(with("socket", family, protocol), wanted, "{family}, {protocol}");
+        }
+    }
+    // TIOCSTI and TIOCLINUX, also with noise in the half that the kernel does not look at.
+    for noise in [0, 1 << 32, u64::MAX << 32] {
+        for (request, wanted) in [(0x5412, EPERM), (0x541c, EPERM), (0x5401, ALLOW), (0x5413, ALLOW)] {
+            assert_eq!(
+                verdict("ioctl", [0, request | noise, 0, 0, 0, 0]),
+                wanted,
+                "{request:#x}"
+            );
+        }
+    }
+    for (call, argument, huge) in [("mmap", 3, 0x40000), ("memfd_create", 1, 4), ("shmget", 2, 0o4000)] {
+        let with = |flags: u64| {
+            let mut arguments = [0; 6];
+            arguments[argument] = flags;
+            verdict(call, arguments)
+        };
+        assert_eq!(
+            (with(0x22), with(huge), with(huge | 0x22)),
+            (ALLOW, EPERM, EPERM),
+            "{call}"
+        );
+    }
     for (personality, wanted) in [
         (0, ALLOW),
         (0x4_0000, ALLOW),

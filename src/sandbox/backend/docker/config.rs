@@ -92,7 +92,7 @@ pub fn container(spec: &Spec, parts: Parts<'_>) -> Result<ContainerCreateBody, E
     binds.push(bind(parts.guest, Path::new(GUEST), Access::Read)?);
     binds.push(bind(parts.ctl, Path::new(channel::INSIDE), Access::Write)?);
 
-    let (tmp, inodes) = (limits.tmp_bytes, (limits.tmp_bytes / 4096).clamp(1024, 1 << 18));
+    let (tmp, inodes) = (limits.tmp_bytes, (limits.tmp_bytes / 4096).clamp(1024, 10_000));
     let scratch = format!("rw,nosuid,nodev,exec,size={tmp},nr_inodes={inodes}");
     let mut tmpfs = HashMap::new();
     for volume in &parts.image.volumes {

@@ -23,16 +23,25 @@ use super::launch::Plan;
 use super::stage;
 use crate::sandbox::{Identity, Limits};
 
-/// What the guest is called inside.
-pub(super) const GUEST: &str = "/.exuvia/guest";
+/// What the guest is called inside. There is no such file: it is run by descriptor.
+pub(super) const GUEST: &str = "exuvia-guest";
 
 /// Shown empty: they tell of the host, or of its other users.
-const MASKED: [&str; 24] = [
+const MASKED: [&str; 37] = [
     "/proc/acpi",
     "/proc/asound",
+    "/proc/buddyinfo",
+    "/proc/bus",
     "/proc/cmdline",
+    "/proc/consoles",
     "/proc/diskstats",
+    "/proc/dma",
+    "/proc/driver",
+    "/proc/fs",
     "/proc/interrupts",
+    "/proc/iomem",
+    "/proc/ioports",
+    "/proc/irq",
     "/proc/kcore",
     "/proc/keys",
     "/proc/key-users",
@@ -40,7 +49,11 @@ const MASKED: [&str; 24] = [
     "/proc/kpageflags",
     "/proc/kpagecgroup",
     "/proc/latency_stats",
+    "/proc/mtrr",
+    "/proc/pagetypeinfo",
     "/proc/partitions",
+    // Whoever may write there makes the kernel watch for them.
+    "/proc/pressure",
     "/proc/sched_debug",
     "/proc/scsi",
     "/proc/slabinfo",
@@ -48,12 +61,13 @@ const MASKED: [&str; 24] = [
     "/proc/timer_list",
     "/proc/timer_stats",
     "/proc/vmallocinfo",
+    "/proc/zoneinfo",
     "/proc/kallsyms",
     "/proc/modules",
     "/proc/kmsg",
     "/proc/config.gz",
 ];
-const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+const READ_ONLY: [&str; 2] = ["/proc/sys", "/proc/sysrq-trigger"];
 
 /// Files that one tmpfs can hold: each costs kernel memory.
 const INODES: u32 = 10_000;
@@ -132,11 +146,19 @@ fn mounts(plan: &Plan) -> Result<Vec<Mount>, OciSpecError> {
     let cap = format!("mode=1777,size={},nr_inodes={INODES}", plan.limits.tmp_bytes);
     Ok(vec![
         mount("/proc", "proc", "nosuid,noexec,nodev")?,
+        // The host's would tell which sandboxes share it, over all their lives.
+        MountBuilder::default()
+            .destination("/proc/sys/kernel/random/boot_id")
+            .typ("bind")
+            .source(stage::BOOT_ID)
+            .options(["bind", "ro", "nosuid", "noexec", "nodev"].map(str::to_owned))
+            .build()?,
         mount("/dev", "tmpfs", "nosuid,noexec,mode=755,size=65536,nr_inodes=64")?,
         mount(
             "/dev/pts",
             "devpts",
-            "nosuid,noexec,newinstance,ptmxmode=0666,mode=0620,gid=5",
+            // The kernel has a few thousand for everyone.
+            "nosuid,noexec,newinstance,ptmxmode=0666,mode=0620,gid=5,max=64",
         )?,
         mount("/dev/shm", "tmpfs", &format!("nosuid,nodev,noexec,{cap}"))?,
         // Tools run what they unpack there.

@@ -8,8 +8,8 @@ use std::convert::Infallible;
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::RawFd;
-use std::path::PathBuf;
+use std::os::fd::{OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -69,8 +69,9 @@ fn run() -> Outcome {
         .map_err(|error| error.to_string())
         .and_then(|text| serde_json::from_slice(&text).map_err(|error| error.to_string()))
         .map_err(|error| format!("the launcher's plan cannot be read: {error}"))?;
+    let guest = guest(&plan.guest).map_err(|error| format!("the guest cannot be opened: {error}"))?;
     prepare(&plan).map_err(|error| crate::error::chain(&error))?;
-    contain(&plan)
+    contain(&plan, guest)
 }
 
 fn prepare(plan: &Plan) -> Result<(), stage::Error> {
@@ -100,8 +101,15 @@ fn place_listener() -> io::Result<()> {
     Ok(nix::unistd::dup2_stdin(&null)?)
 }
 
+/// Opened while the host's files are in reach. It is run by descriptor: no file of it, and so no path of the host, is in the
+/// sandbox.
+fn guest(path: &Path) -> nix::Result<Arc<OwnedFd>> {
+    use nix::fcntl::open;
+    open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, nix::sys::stat::Mode::empty()).map(Arc::new)
+}
+
 /// Makes a container of the stage and starts the guest in it.
-fn contain(plan: &Plan) -> Outcome {
+fn contain(plan: &Plan, guest: Arc<OwnedFd>) -> Outcome {
     let (mut started, starting) = pipe().map_err(|error| error.to_string())?;
     let null = || {
         File::options()
@@ -115,6 +123,7 @@ fn contain(plan: &Plan) -> Outcome {
         .map_err(|error| crate::error::chain(&error))?
         .with_preserved_fds(1)
         .with_executor(Guest {
+            file: guest,
             starting: Arc::clone(&starting),
         })
         .with_stdin(null()?)
@@ -147,13 +156,14 @@ fn pipe() -> io::Result<(File, Arc<File>)> {
 /// Turns the container's first process into the guest.
 #[derive(Clone)]
 struct Guest {
+    file: Arc<OwnedFd>,
     /// Closes when the guest runs.
     starting: Arc<File>,
 }
 
 impl Executor for Guest {
     fn exec(&self, _: &Spec) -> Result<(), ExecutorError> {
-        let failed = match become_guest() {
+        let failed = match become_guest(&self.file) {
             Ok(never) => match never {},
             Err(error) => error,
         };
@@ -172,7 +182,7 @@ impl Executor for Guest {
     }
 }
 
-fn become_guest() -> io::Result<Infallible> {
+fn become_guest(file: &OwnedFd) -> io::Result<Infallible> {
     // `libcontainer` links it to the kernel's memory, which is hidden anyway.
     match fs::remove_file("/dev/kcore") {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -180,8 +190,8 @@ fn become_guest() -> io::Result<Infallible> {
     }
     let words = [bundle::GUEST, "--listen-fd", "3"].map(CString::new);
     let words = words.into_iter().collect::<Result<Vec<_>, _>>()?;
-    Ok(nix::unistd::execve(
-        &words[0],
+    Ok(nix::unistd::fexecve(
+        file,
         &words,
         &[c"PATH=/usr/local/bin:/usr/bin:/bin"],
     )?)

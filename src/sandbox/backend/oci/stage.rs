@@ -25,6 +25,8 @@ use crate::sandbox::image::HOSTNAME;
 pub(super) const ROOT: &str = "/root";
 pub(super) const BUNDLE: &str = "/bundle";
 pub(super) const STATE: &str = "/state";
+/// Shown in place of the host's boot id.
+pub(super) const BOOT_ID: &str = "/boot_id";
 /// Where the workspace is inside the sandbox.
 const WORKSPACE: &str = "/workspace";
 
@@ -103,6 +105,10 @@ pub(super) fn enter(plan: &Plan) -> Result<(), Error> {
         make_dir(&below(stage, Path::new(dir)))?;
     }
     devices(&stage.join("dev"))?;
+    let boot_id = fs::read("/proc/sys/kernel/random/uuid");
+    boot_id
+        .and_then(|id| fs::write(below(stage, Path::new(BOOT_ID)), id))
+        .during(|| "make up a boot id".to_owned())?;
     root(plan, &below(stage, Path::new(ROOT)))?;
     bundle::write(plan, &below(stage, Path::new(BUNDLE))).during(|| "write the bundle".to_owned())?;
 
@@ -129,6 +135,10 @@ fn devices(dev: &Path) -> Result<(), Error> {
         let target = dev.join(name);
         make_file(&target)?;
         mount(Some(&host), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>).during(step)?;
+        // The file is the host's own: read-only keeps its times and modes from being written, not the device. Whatever
+        // `libcontainer` binds from here, to hide a path with too, is as hard.
+        let hard = MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+        harden(&target, hard).during(step)?;
     }
     Ok(())
 }
@@ -148,7 +158,6 @@ fn root(plan: &Plan, root: &Path) -> Result<(), Error> {
     if plan.workspace.is_some() {
         make_dir(&below(&ours, Path::new(WORKSPACE)))?;
     }
-    make_file(&below(&ours, Path::new(bundle::GUEST)))?;
     for bind in binds() {
         mount_point(&ours, &bind.source, &bind.target)?;
     }
@@ -184,14 +193,6 @@ fn root(plan: &Plan, root: &Path) -> Result<(), Error> {
     for at in binds() {
         place(root, at, hard)?;
     }
-    place(
-        root,
-        &Bind {
-            source: plan.guest.clone(),
-            target: bundle::GUEST.into(),
-        },
-        hard,
-    )?;
     if let Some(workspace) = &plan.workspace {
         let at = Bind {
             source: workspace.clone(),
