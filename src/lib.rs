@@ -1,4 +1,106 @@
-//! Exuvia.
+//! Exuvia runs AI agents that nobody trusts, durably, in sandboxes: what an agent knows and has done lives outside them.
+//!
+//! This is the map: the way of one request, one paragraph a module, who may depend on whom, and the words. Each module's own
+//! note says what it owns, what it must not know and where to read on. Why things are as they are: `docs/adr/`.
+//!
+//! # The way of one request
+//!
+//! ```text
+//!  exuvia run ───────────────┐ the same service, embedded
+//!  exuvia task ─ gRPC ─ api ─┤
+//!                            ▼
+//!  submit   run::service     checks everything that can be known to be wrong; nothing is stored when it refuses
+//!             │ store.create    task + run + entry 1 + checkpoint 0 + audit record, one transaction ─▶ QUEUED
+//!             ▼
+//!  claim    run::driver      fence + 1: from here an older writer is refused
+//!             │ fold the journal ─▶ State;  due(State) ─▶ what should be going on
+//!             ▼
+//!  model    run::effects     model.complete(conversation) ─▶ ModelReplied, committed whole or not at all
+//!             ▼
+//!  decide   run::decide      policy::decide(tool, arguments)
+//!             │                deny ─▶ ToolRefused: the model reads the rule and what else it could do
+//!             │                ask  ─▶ ApprovalRequested: parked, sandbox given back, no worker held
+//!             │                allow ▼
+//!  tool     ToolStarted committed ─▶ tool::run ─▶ run::world ─▶ run::bench
+//!             ▼
+//!  sandbox  sandbox::Sandbox one container, one guest (PID 1); each exec is one connection to it
+//!             │                 control groups say how it ended, not the guest alone
+//!             ▼
+//!  snapshot workspace        frozen; changed files become blobs and a tree, durable; thawed
+//!             ▼
+//!  commit   store.commit     ToolFinished + checkpoint (tree, state) + audit records, one transaction, fenced
+//!             │                 then audit::Mirror: JSONL line, signed head
+//!             ▼
+//!  watch    run::hub         wakes who watches; they read the journal from where they were: no gap, no double
+//!             └──▶ due(State) again, until `finish` and the completion check ─▶ FINISHED
+//! ```
+//!
+//! A process that dies anywhere in this leaves the last committed entry; the next claim raises the attempt numbers of what
+//! was going on and starts it again from the last committed tree (`run/driver.rs`). Signals (pause, cancel, a decision) go
+//! into the run's inbox in the store and become entries there.
+//!
+//! # Modules
+//!
+//! - [`cli`]: one file a sub-command; parses, calls the domain, prints. `cli/exit.rs` is the list of exit codes.
+//! - [`api`]: the gRPC face (`proto/exuvia/v1`): convert, one domain call, convert back. The only place that knows
+//!   `tonic::Status`, and the place that says what a client may not name (`api/convert.rs`).
+//! - [`assembly`]: puts the parts together over one data directory, and guards that directory.
+//! - [`run`]: durable runs. A pure core (`state.rs`: entries in, state out, no IO) and a shell that commits first and acts
+//!   second (`driver.rs`). `service.rs` is what every face calls.
+//! - [`task`]: what is asked: the frozen request that a run starts from, and the task file that a person writes.
+//! - [`tool`]: what a model can call: schemas, argument checks, results and their size cap, one file a tool. It acts through
+//!   `tool::world::World` and knows no sandbox.
+//! - [`model`]: the [`model::ModelClient`] seam, the Chat Completions adapter and the scripted model.
+//! - [`sandbox`]: the [`sandbox::Backend`] seam with `oci` and `docker` behind it, images, control groups, the system-call
+//!   filter, and the host's half of the guest protocol. Knows no runs.
+//! - [`guest`]: PID 1 of every sandbox, static, with a supply chain of its own (feature `guest`). Knows `wire` and nothing else.
+//! - [`wire`]: the frames between the two, used by both ends.
+//! - [`workspace`]: files that outlive a sandbox, as content-addressed trees; snapshots, restore, diff, archives, apply.
+//! - [`policy`]: the file format, its checks, its canonical form and hash, and [`policy::decide()`]. Deny is the default.
+//! - [`audit`]: the hash chain, its canonical bytes, signed heads, verification, queries.
+//! - [`secret`]: credential references and their values for the moment of use; the redactor.
+//! - [`store`]: the [`store::Store`] seam: tasks, runs, journals, checkpoints, inboxes, the chain. SQLite behind it, and a
+//!   strict fake in memory.
+//! - [`tasks`], [`clock`], [`ids`], [`error`], `owner`: background work with an owner; time and identities as values; what
+//!   all errors share; which process is which. [`chaos`]: the kill switch for proving durability on a real process.
+//!
+//! # Who depends on whom
+//!
+//! ```text
+//!  bin ─▶ cli ─▶ api ─────▶ run ─▶ tool, model, sandbox, workspace, task ─▶ policy, audit, secret ─▶ store ─▶ ids, clock, error
+//!          └──▶ assembly ──▶ ┘                  └─▶ wire ◀─ guest
+//! ```
+//!
+//! Down only, with one agreed exception: `store` keeps the journal entries, tree ids and audit records of the modules above it
+//! as plain data, and decides nothing about them. `dyn` stands at three seams that are chosen at start-up (`Backend`, `Store`,
+//! `ModelClient`), and where a test has to hold the world still (`Clock`, `World`).
+//!
+//! # Words
+//!
+//! | word | what it is | where it lives |
+//! |---|---|---|
+//! | task | what is asked: prompt, model, policy snapshot, workspace, budgets, check (`task_…`) | `task/mod.rs` |
+//! | run | one attempt at a task (`run_…`); resuming keeps the id | `run/service.rs`, `store/mod.rs` (`RunRecord`) |
+//! | session | the conversation of a run (`ses_…`), a projection of its journal apart from its state | `run/session.rs` |
+//! | step | one model call, one tool call or one check, numbered from 1 in a run | `run/state.rs` |
+//! | attempt | one try of a step, numbered from 1; raised by a claim and by a retry | `run/state.rs` |
+//! | event | one thing that happened to a run; an *entry* is an event with its number and time | `run/event.rs` |
+//! | journal | a run's entries in order, append-only: the only truth about it | `run/event.rs`, table `entries` |
+//! | checkpoint | journal position + state + tree + policy hash after a step; its number is the *revision* | `store/mod.rs` |
+//! | fence | number raised by each claim; a commit with an older one is refused | `store/rules.rs` |
+//! | signal | what the outside wants of a run; waits in its *inbox* | `store/mod.rs` |
+//! | sandbox | one ephemeral container with limits and a guest inside (`sbx_…`) | `sandbox/session.rs` |
+//! | bench | a run's sandbox together with its working directory | `run/bench.rs` |
+//! | exec | one command in a sandbox | `sandbox/exec.rs` |
+//! | guest | the agent of ours that is PID 1 of a sandbox; *not* the AI agent | `guest/mod.rs` |
+//! | workspace | the files that outlive the sandbox; a *tree* is their content address | `workspace/tree.rs` |
+//! | artifact | a kept output, named by the address of its content | `workspace/artifact.rs` |
+//! | policy | what a run may do; a run keeps the *snapshot* that it started with | `policy/mod.rs`, `policy/snapshot.rs` |
+//! | verdict | allow, ask or deny, with its rule and where that is written | `policy/decide.rs` |
+//! | approval | a person's decision about one exact call (`apr_…`) | `run/decide.rs` |
+//! | credential | a reference to a secret (`env:NAME`, `file:/PATH`), never its value | `secret/mod.rs` |
+//! | record | one entry of the audit chain; a *head* is a signed count and hash of the chain | `audit/mod.rs`, `audit/head.rs` |
+//! | fault | the one error contract: code, message, retryable, details | `error.rs` |
 
 pub mod guest;
 pub mod wire;
