@@ -350,6 +350,8 @@ impl Bench {
 
 /// Names the process that made a working directory.
 const OWNER: &str = "owner.json";
+/// How the name of one begins that does not say yet whose it is.
+const FRESH: &str = ".new-";
 
 /// A directory that goes with its bench. What a killed process leaves, `sweep` removes.
 #[derive(Debug, Clone)]
@@ -366,7 +368,7 @@ impl WorkDir {
         std::fs::create_dir_all(parent).map_err(fail)?;
         // It gets its name when it says whose it is.
         let fresh = tempfile::Builder::new()
-            .prefix(".new-")
+            .prefix(&format!("{FRESH}{}-{}-", owner.pid, owner.started))
             .tempdir_in(parent)
             .map_err(fail)?;
         let text = serde_json::to_vec(&owner).expect("an owner is plain data");
@@ -387,6 +389,37 @@ impl WorkDir {
     }
 }
 
+/// Whether the maker of a working directory is dead, or has begun to remove it.
+fn is_left_behind(path: &Path) -> bool {
+    let owner = std::fs::read(path.join(OWNER))
+        .ok()
+        .and_then(|text| serde_json::from_slice::<Owner>(&text).ok());
+    if let Some(owner) = owner {
+        return !owner.is_alive();
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    match name.strip_prefix(FRESH) {
+        Some(maker) => !is_made_by_the_living(maker),
+        // It got its name when it said whose it is: without that it is half removed.
+        None => true,
+    }
+}
+
+/// Reads `PID-STARTED-…`, the rest of a fresh directory's name.
+fn is_made_by_the_living(maker: &str) -> bool {
+    let mut parts = maker.split('-');
+    let mut number = || parts.next()?.parse::<u64>().ok();
+    let (Some(pid), Some(started), Ok(me)) = (number(), number(), Owner::current()) else {
+        return false;
+    };
+    let maker = Owner {
+        pid: u32::try_from(pid).unwrap_or(u32::MAX),
+        started,
+        boot: me.boot,
+    };
+    maker.is_alive()
+}
+
 /// Removes working directories whose maker is dead; gives how many.
 ///
 /// # Errors
@@ -400,11 +433,7 @@ pub fn sweep(data_dir: &Path) -> std::io::Result<usize> {
     let mut gone = 0;
     for entry in entries {
         let path = entry?.path();
-        let owner = std::fs::read(path.join(OWNER))
-            .ok()
-            .and_then(|text| serde_json::from_slice::<Owner>(&text).ok());
-        // One without an owner was being made when its maker died, or is being made now: it is named last, and empty.
-        if owner.is_none_or(|owner| owner.is_alive()) {
+        if !is_left_behind(&path) {
             continue;
         }
         match workspace::remove_all(&path) {
@@ -414,4 +443,42 @@ pub fn sweep(data_dir: &Path) -> std::io::Result<usize> {
         }
     }
     Ok(gone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_process_leaves_is_swept_and_what_a_living_one_uses_stays() {
+        let data = tempfile::tempdir().unwrap();
+        let work = data.path().join("work");
+        assert_eq!(sweep(data.path()).unwrap(), 0);
+        let living = WorkDir::make(&work.join("living")).unwrap();
+        let me = Owner::current().unwrap();
+        let fresh = work.join(format!("{FRESH}{}-{}-x", me.pid, me.started));
+        std::fs::create_dir(&fresh).unwrap();
+        let dead = Owner {
+            started: me.started + 1,
+            ..me.clone()
+        };
+        let left = [
+            ("dead", Some(&dead)),
+            // Killed while it removed, or while it made.
+            ("half-removed", None),
+            (&format!("{FRESH}{}-{}-y", dead.pid, dead.started), None),
+            (".new-z", None),
+        ];
+        for (name, owner) in left {
+            std::fs::create_dir_all(work.join(name).join("workspace/sub")).unwrap();
+            if let Some(owner) = owner {
+                std::fs::write(work.join(name).join(OWNER), serde_json::to_vec(owner).unwrap()).unwrap();
+            }
+        }
+        assert_eq!(sweep(data.path()).unwrap(), 4);
+        assert!(fresh.is_dir() && living.0.is_dir());
+        drop(living);
+        std::fs::remove_dir(fresh).unwrap();
+        assert_eq!(std::fs::read_dir(work).unwrap().count(), 0);
+    }
 }

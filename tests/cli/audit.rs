@@ -20,7 +20,7 @@ fn the_record_answers_what_was_done_refused_and_approved_and_by_whom() {
         .shell("touch b")
         .shell("sleep 100")
         .finish("done");
-    let parked = desk.run(&script, &["--policy", "ask", "--max-time", "20s"]).ended(5);
+    let parked = desk.run(&script, &["--policy", "ask", "--max-time", "8s"]).ended(5);
     let run = parked["run_id"].as_str().unwrap().to_owned();
     desk.call(&["approve", &run, "--by", "ada", "--reason", "harmless"])
         .ended(5);

@@ -44,6 +44,8 @@ async fn persist(world: &World, run: &RunId) -> usize {
     for processes in 1..100 {
         match world.process().drive(run).await {
             Ok(Rest::Ended) => return processes,
+            // The crash came after the last commit.
+            Err(Error::Store(store::Error::Ended { .. })) => return processes,
             Ok(rest) => panic!("{rest:?}"),
             Err(Error::Store(store::Error::Backend { .. })) => {}
             Err(error) => panic!("{error:?}"),

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use super::{Result, World, pause, resume, script, submission};
+use super::{Process, Result, World, pause, resume, script, submission};
 use crate::ids::RunId;
 use crate::run::Error;
 use crate::run::driver::Rest;
@@ -89,7 +88,7 @@ impl Plan {
             let wake = Arc::new(Notify::new());
             let driven = tokio::select! {
                 driven = process.drive_with(&run, Arc::clone(&wake)) => driven,
-                never = meddle(&world, &run, &mut pauses, &wake) => match never {},
+                () = meddle(&world, &process, &run, &mut pauses, &wake) => unreachable!("it waits for ever"),
             };
             match driven {
                 Ok(Rest::Ended) => return world.result(&run).await,
@@ -97,6 +96,8 @@ impl Plan {
                 Ok(Rest::Parked) => send(&world, &run, resume()).await,
                 Ok(Rest::Released) => panic!("nobody stopped it"),
                 Err(Error::Store(store::Error::Backend { .. })) => {}
+                // The crash came after the last commit.
+                Err(Error::Store(store::Error::Ended { .. })) => return world.result(&run).await,
                 Err(error) => panic!("{error:?}"),
             }
         }
@@ -112,16 +113,18 @@ async fn send(world: &World, run: &RunId, signal: Signal) {
 }
 
 /// Pauses the run when its journal gets to where the plan says.
-async fn meddle(world: &World, run: &RunId, pauses: &mut BTreeSet<u64>, wake: &Notify) -> std::convert::Infallible {
-    loop {
-        let at = world.entries(run).await.len() as u64;
-        if let Some(first) = pauses.first().copied().filter(|first| *first <= at) {
+async fn meddle(world: &World, process: &Process, run: &RunId, pauses: &mut BTreeSet<u64>, wake: &Notify) {
+    let mut moved = process.shop.hub.subscribe(run);
+    while let Some(first) = pauses.first().copied() {
+        if first <= world.store.run(run).await.unwrap().seq {
             pauses.remove(&first);
             send(world, run, pause()).await;
             wake.notify_one();
+        } else if moved.changed().await.is_err() {
+            break;
         }
-        tokio::time::sleep(Duration::from_millis(1)).await;
     }
+    std::future::pending().await
 }
 
 proptest! {
