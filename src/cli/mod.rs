@@ -3,6 +3,22 @@
 //! With `--json` the last line of stdout is one JSON object; everything for people goes to stderr then. Exit codes are in
 //! `exit.rs`.
 
+/// A line on stdout. A reader that has gone away ends nothing: the run goes on.
+macro_rules! out {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($text)*);
+    }};
+}
+
+/// A line on stderr, in the same way.
+macro_rules! err {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
+
 mod approve;
 mod audit;
 mod doctor;
@@ -72,9 +88,9 @@ impl Context {
     /// Prints the final object (with `--json`) or the text for people.
     pub fn finish(&self, object: &serde_json::Value, text: &str) {
         if self.json {
-            println!("{object}");
+            out!("{object}");
         } else if !text.is_empty() {
-            println!("{}", text.trim_end_matches('\n'));
+            out!("{}", text.trim_end_matches('\n'));
         }
     }
 }
@@ -84,13 +100,13 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let context = Context {
         json: cli.json,
-        data_dir: cli.data_dir.unwrap_or_else(default_data_dir),
+        data_dir: absolute(absolute(cli.data_dir.unwrap_or_else(default_data_dir))),
     };
     log_to_stderr();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("error: cannot start: {error}");
+            err!("error: cannot start: {error}");
             return Exit::Internal.into();
         }
     };
@@ -99,12 +115,12 @@ pub fn main() -> ExitCode {
     match result {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("error: {error}");
+            err!("error: {error}");
             if let Some(hint) = &error.hint {
-                eprintln!("hint: {hint}");
+                err!("hint: {hint}");
             }
             if context.json {
-                println!(
+                out!(
                     "{}",
                     json!({ "error": { "kind": error.kind, "message": error.message, "hint": error.hint } })
                 );
@@ -126,6 +142,11 @@ async fn dispatch(command: Command, context: &Context) -> Result<Exit, Error> {
         Command::Audit(args) => audit::run(args, context).await,
         Command::Doctor(args) => doctor::run(args, context).await,
     }
+}
+
+/// Sandboxes are made by processes of their own, with other working directories.
+fn absolute(path: PathBuf) -> PathBuf {
+    std::path::absolute(&path).unwrap_or(path)
 }
 
 fn default_data_dir() -> PathBuf {

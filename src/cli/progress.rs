@@ -79,7 +79,7 @@ impl Progress {
         match (&self.spinner, line) {
             (Some(spinner), Some(line)) => spinner.set_message(line),
             (Some(spinner), None) => spinner.set_message(convert::state_name(event.state())),
-            (None, Some(line)) => eprintln!("{line}"),
+            (None, Some(line)) => err!("{line}"),
             (None, None) => {}
         }
     }

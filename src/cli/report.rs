@@ -187,11 +187,12 @@ fn first_line(text: &str) -> String {
         .collect()
 }
 
-/// Text that a guest or a model made, safe for a terminal.
+/// Text that a guest or a model made, safe for a terminal: no control characters but line end and tab, and nothing that
+/// hides or reorders what is shown (bidirectional controls, zero-width characters, tags).
 pub fn clean(text: &str) -> String {
     text.chars()
         .map(|c| {
-            if c.is_control() && c != '\n' && c != '\t' {
+            if is_treacherous(c) && c != '\n' && c != '\t' {
                 '\u{fffd}'
             } else {
                 c
@@ -200,11 +201,22 @@ pub fn clean(text: &str) -> String {
         .collect()
 }
 
+/// The same on one line, for a question that somebody answers.
+pub fn clean_line(text: &str) -> String {
+    clean(text).replace(['\n', '\t'], "\u{2424}")
+}
+
+fn is_treacherous(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
 /// The table for people.
 pub fn table(steps: &[Step]) -> String {
     let mut out = String::from("step  state         tool           status     seconds     tokens  what\n");
     for step in steps {
-        let tokens = match step.input_tokens + step.output_tokens {
+        let tokens = match step.input_tokens.saturating_add(step.output_tokens) {
             0 => "-".to_owned(),
             tokens => tokens.to_string(),
         };
@@ -305,8 +317,8 @@ pub fn ending(run: &proto::Run) -> String {
             "waits for approval {} of step {}: {} {}\n  rule `{}`: {}\n  exuvia approve {run_id}   or   exuvia deny {run_id}",
             ask.approval_id,
             ask.step,
-            clean(&ask.tool),
-            clean(&ask.arguments),
+            clean_line(&ask.tool),
+            clean_line(&ask.arguments),
             clean(&ask.rule),
             clean(&ask.reason),
             run_id = run.run_id,

@@ -144,6 +144,9 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
     if args.apply && workspace.is_none() {
         return Err(Error::new(Kind::Invalid, "--apply needs --workspace"));
     }
+    if let Some(directory) = &workspace {
+        check_apart(directory, &context.data_dir)?;
+    }
     let config = Config {
         data_dir: context.data_dir.clone(),
         parallel_runs: 1,
@@ -171,6 +174,25 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
     .await;
     service.shut_down(Duration::from_secs(10)).await;
     exit
+}
+
+/// Refuses a workspace that holds the data directory: the agent would be given the audit key and all other runs.
+fn check_apart(workspace: &Path, data_dir: &Path) -> Result<(), Error> {
+    let whole = |path: &Path| {
+        let known = path
+            .ancestors()
+            .find_map(|part| Some((part, part.canonicalize().ok()?)));
+        known.map_or(path.to_owned(), |(part, real)| {
+            real.join(path.strip_prefix(part).unwrap_or(Path::new("")))
+        })
+    };
+    if whole(data_dir).starts_with(whole(workspace)) {
+        let message = format!("the data directory `{}` lies in the workspace", data_dir.display());
+        return Err(
+            Error::new(Kind::Invalid, message).hint("choose a --workspace or a --data-dir that is apart from it")
+        );
+    }
+    Ok(())
 }
 
 /// Takes in the workspace directory; one that is not there is a wrong call.
@@ -230,9 +252,9 @@ pub async fn follow(
                 None => service.settled(run).await?,
             },
             view = rest(service, run) => view?,
-            _ = tokio::signal::ctrl_c() => {
+            () = interrupted() => {
                 progress.done();
-                eprintln!("interrupted; go on with: exuvia run --resume {run}");
+                err!("interrupted; go on with: exuvia run --resume {run}");
                 service.shut_down(Duration::from_secs(10)).await;
                 return Ok(Exit::Passed(130));
             }
@@ -260,6 +282,22 @@ pub async fn follow(
     finish(service, &view, context, apply).await
 }
 
+/// Ctrl-C, a closed terminal, or a polite end from outside: the run is let go of, and can be resumed.
+async fn interrupted() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let wait = |kind| async move {
+        match signal(kind) {
+            Ok(mut signal) => drop(signal.recv().await),
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = wait(SignalKind::interrupt()) => {}
+        () = wait(SignalKind::terminate()) => {}
+        () = wait(SignalKind::hangup()) => {}
+    }
+}
+
 /// Waits until nobody here drives the run and it is at rest.
 async fn rest(service: &Service, run: &RunId) -> Result<View, crate::run::Error> {
     loop {
@@ -281,8 +319,8 @@ async fn ask_here(service: &Service, run: &RunId, view: &View) -> Result<(), Err
         let Some(call) = view.session.call(step) else { continue };
         eprint!(
             "allow step {step}: {} {} ? [y/N] ",
-            report::clean(&call.tool),
-            report::clean(&call.arguments)
+            report::clean_line(&call.tool),
+            report::clean_line(&call.arguments)
         );
         std::io::stderr().flush().ok();
         let answer = tokio::task::spawn_blocking(|| {
@@ -320,6 +358,12 @@ async fn finish(service: &Service, view: &View, context: &Context, apply: Option
     if let (Some(directory), proto::RunState::Finished) = (apply, run.state()) {
         let applied = service.workspaces().apply(directory, base, tree).await?;
         object["applied"] = applied.changes.len().into();
+        if !applied.left_out.is_empty() {
+            text += &format!(
+                "left out, since they belong to git itself: {} files\n",
+                applied.left_out.len()
+            );
+        }
         text += &format!("applied {} changes to {}\n", applied.changes.len(), directory.display());
     }
     if !diff.is_empty() {

@@ -280,7 +280,7 @@ async fn watch(mut client: Client, id: String, mut after: u64, context: &Context
                 Some(Ok(event)) => {
                     (after, failures) = (event.seq, 0);
                     match context.json {
-                        true => println!("{}", proto_json::event(&event)),
+                        true => out!("{}", proto_json::event(&event)),
                         false => progress.event(&event),
                     }
                     last = Some(event);

@@ -101,6 +101,10 @@ pub enum Error {
     NoJournal(RunId),
     #[error("no tool call has step {0}")]
     NoCall(u32),
+    #[error("the run waits for no approval")]
+    NothingToApprove,
+    #[error("it was {} by {by} already", if *approved { "approved" } else { "denied" })]
+    Decided { by: String, approved: bool },
     #[error("no open approval `{0}`")]
     NoApproval(String),
     #[error("the task asks for more than the policy gives: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
@@ -128,9 +132,12 @@ impl Error {
             Self::Workspace(error) => error.kind(),
             Self::Bench(error) => error.kind(),
             Self::Invalid(_) | Self::Budgets(_) => Kind::Invalid,
-            Self::NoApproval(_) | Self::WrongState { .. } | Self::UnknownVersion { .. } | Self::Diverged { .. } => {
-                Kind::WrongState
-            }
+            Self::NoApproval(_)
+            | Self::NothingToApprove
+            | Self::Decided { .. }
+            | Self::WrongState { .. }
+            | Self::UnknownVersion { .. }
+            | Self::Diverged { .. } => Kind::WrongState,
             Self::Task(crate::task::Error::UnknownVersion { .. }) => Kind::WrongState,
             Self::Task(crate::task::Error::Damaged(_))
             | Self::Checkpoint { .. }
@@ -158,6 +165,8 @@ impl Error {
             | Self::NoJournal(_)
             | Self::NoCall(_)
             | Self::NoApproval(_)
+            | Self::NothingToApprove
+            | Self::Decided { .. }
             | Self::Budgets(_)
             | Self::Invalid(_)
             | Self::WrongState { .. } => false,
@@ -186,7 +195,8 @@ impl Error {
             | Self::NoCall(_)
             | Self::Broke(_)
             | Self::Host(_) => "INTERNAL",
-            Self::NoApproval(_) => "NO_OPEN_APPROVAL",
+            Self::NoApproval(_) | Self::NothingToApprove => "NO_OPEN_APPROVAL",
+            Self::Decided { .. } => "ALREADY_DECIDED",
             Self::Invalid(_) => "INVALID",
             Self::Budgets(_) => "BUDGETS",
             Self::WrongState { .. } => "WRONG_STATE",

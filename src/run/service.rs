@@ -403,6 +403,7 @@ impl Service {
     pub async fn signal(&self, id: &str, signal: Signal) -> Result<View, Error> {
         let before = self.view(id).await?;
         check_signal(&before, &signal)?;
+        let signal = concrete(&before, signal);
         if before.record.is_terminal {
             return Ok(before);
         }
@@ -428,7 +429,9 @@ impl Service {
         if let Ok(result) = tokio::time::timeout(ANSWER, answered).await {
             result?;
         }
-        self.view(id).await
+        let now = self.view(id).await?;
+        check_decided(&now, &signal)?;
+        Ok(now)
     }
 
     /// Makes sure that somebody reads the run's inbox: its driver here, the process that owns it, or a new driver.
@@ -600,13 +603,67 @@ fn check_signal(view: &View, signal: &Signal) -> Result<(), Error> {
     }
 }
 
+/// Names the approval that is meant: the one that is open now, not one that may be open when the signal is read.
+fn concrete(view: &View, signal: Signal) -> Signal {
+    match signal {
+        Signal::Decide {
+            approval: None,
+            approved,
+            by,
+            reason,
+        } => {
+            let approval = view
+                .state
+                .open_approvals()
+                .first()
+                .map(|(_, approval)| (*approval).clone());
+            Signal::Decide {
+                approval,
+                approved,
+                by,
+                reason,
+            }
+        }
+        Signal::Decide { approval: Some(_), .. }
+        | Signal::Pause { .. }
+        | Signal::Resume { .. }
+        | Signal::Cancel { .. } => signal,
+    }
+}
+
+/// Of two who decide at once one is heard; the other must not believe that it was they.
+fn check_decided(view: &View, signal: &Signal) -> Result<(), Error> {
+    let Signal::Decide {
+        approval: Some(wanted),
+        approved,
+        by,
+        ..
+    } = signal
+    else {
+        return Ok(());
+    };
+    let decided = view.entries.iter().find_map(|entry| match &entry.event {
+        Event::ApprovalDecided {
+            approval, approved, by, ..
+        } if approval == wanted => Some((*approved, by)),
+        _ => None,
+    });
+    match decided {
+        Some((verdict, who)) if (verdict, who) != (*approved, by) => Err(Error::Decided {
+            by: who.clone(),
+            approved: verdict,
+        }),
+        Some(_) | None => Ok(()),
+    }
+}
+
 fn check_approval(view: &View, wanted: Option<&ApprovalId>) -> Result<(), Error> {
     let open = view.state.open_approvals();
     match wanted {
         Some(wanted) if open.iter().any(|(_, approval)| *approval == wanted) => Ok(()),
         Some(wanted) => Err(Error::NoApproval(wanted.to_string())),
         None if open.len() == 1 => Ok(()),
-        None if open.is_empty() => Err(Error::NoApproval("any".into())),
+        None if open.is_empty() => Err(Error::NothingToApprove),
         None => Err(Error::Invalid(format!("{} approvals are open: name one", open.len()))),
     }
 }

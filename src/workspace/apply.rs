@@ -27,6 +27,8 @@ pub struct Applied {
     pub changes: Vec<(String, ChangeKind)>,
     /// How many of them were there already.
     pub already: usize,
+    /// A git repository's own files, which are never written: the run's hooks would run as the user.
+    pub left_out: Vec<String>,
 }
 
 /// A path of the user's directory that is not what the run began with.
@@ -75,7 +77,7 @@ impl Trees {
     /// [`Error::Missing`], [`Error::Damaged`].
     pub fn apply(&self, dir: &Path, base: TreeId, new: TreeId) -> Result<Applied, Error> {
         let root = import::open(dir)?;
-        let changes = self.changes(base, new)?;
+        let (left_out, changes): (Vec<_>, Vec<_>) = self.changes(base, new)?.into_iter().partition(Change::is_of_git);
         let steps = self.check(&root, &changes)?;
         let applied = Applied {
             changes: changes
@@ -83,6 +85,7 @@ impl Trees {
                 .map(|change| (change.shown_path(), change.kind()))
                 .collect(),
             already: steps.iter().filter(|step| step.already).count(),
+            left_out: left_out.iter().map(Change::shown_path).collect(),
         };
         if applied.already == steps.len() {
             return Ok(applied);

@@ -48,6 +48,14 @@ impl Change {
         }
     }
 
+    /// Whether it lies in a git repository's own files. They are carried in the workspace, but they are a way to have code
+    /// run (hooks, configuration) wherever they are put, and no patch can show them.
+    pub fn is_of_git(&self) -> bool {
+        self.path
+            .split(|byte| *byte == b'/')
+            .any(|component| component.eq_ignore_ascii_case(b".git"))
+    }
+
     /// The path on one harmless line.
     pub fn shown_path(&self) -> String {
         shown(&self.path)

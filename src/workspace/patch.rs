@@ -55,6 +55,8 @@ pub enum Unshown {
     Large,
     /// The text or the time was used up.
     Late,
+    /// A git repository's own files.
+    Git,
     /// A mode that git does not know: permission bits of a file, or a directory's.
     Mode,
     EmptyDirectory,
@@ -83,6 +85,10 @@ impl Trees {
             // A directory's content stands next to it: before it when it goes, after it when it comes.
             let near = [n.checked_sub(1), n.checked_add(1)];
             let near = near.into_iter().flatten().filter_map(|n| changes.get(n));
+            if change.is_of_git() {
+                writer.patch.unshown.push((change.shown_path(), Unshown::Git));
+                continue;
+            }
             writer.change(change, near)?;
         }
         Ok(writer.patch)
