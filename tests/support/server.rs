@@ -33,7 +33,14 @@ impl Server {
 
     /// Starts one with more environment; `Err` is how it ended without being ready.
     pub async fn start_with(data: &Path, env: &[(&str, &str)]) -> Result<Self, ExitStatus> {
-        let mut child = Command::new(EXUVIA)
+        let mut server = Self::launch(data, env);
+        server.ready().await?;
+        Ok(server)
+    }
+
+    /// Starts one and does not wait until it is ready.
+    pub fn launch(data: &Path, env: &[(&str, &str)]) -> Self {
+        let child = Command::new(EXUVIA)
             .args(["serve", "--json", "--listen", "127.0.0.1:0", "--data-dir"])
             .arg(data)
             .envs(env.iter().copied())
@@ -42,14 +49,23 @@ impl Server {
             .kill_on_drop(true)
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self {
+            child,
+            hello: Value::Null,
+        }
+    }
+
+    /// Waits until it is ready; `Err` is how it ended before.
+    pub async fn ready(&mut self) -> Result<(), ExitStatus> {
+        let mut lines = BufReader::new(self.child.stdout.take().unwrap()).lines();
         let first = timeout(LONG, lines.next_line()).await.expect("it says something");
-        match first.unwrap() {
-            Some(line) => Ok(Self {
-                hello: serde_json::from_str(&line).unwrap(),
-                child,
-            }),
-            None => Err(child.wait().await.unwrap()),
+        let hello = first.unwrap().map(|line| serde_json::from_str::<Value>(&line).unwrap());
+        match hello.filter(|hello| hello.get("listening").is_some()) {
+            Some(hello) => {
+                self.hello = hello;
+                Ok(())
+            }
+            None => Err(self.child.wait().await.unwrap()),
         }
     }
 
