@@ -59,12 +59,19 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
     let serving = server::serve(service.clone(), listener, stop.clone());
     tokio::pin!(serving);
     let ended = tokio::select! {
-        result = &mut serving => result,
-        _ = terminate.recv() => Ok(()),
-        _ = tokio::signal::ctrl_c() => Ok(()),
+        result = &mut serving => Some(result),
+        _ = terminate.recv() => None,
+        _ = tokio::signal::ctrl_c() => None,
     };
     stop.cancel();
-    let still = service.shut_down(DRAIN).await;
+    // Calls that are being answered get their answers; streams end.
+    let drained = async {
+        match ended {
+            Some(result) => result,
+            None => tokio::time::timeout(DRAIN, serving).await.unwrap_or(Ok(())),
+        }
+    };
+    let (ended, still) = tokio::join!(drained, service.shut_down(DRAIN));
     if !still.is_empty() {
         tracing::warn!(?still, "did not stop in time; their runs go on at the next start");
     }

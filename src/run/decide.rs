@@ -4,12 +4,12 @@ use super::Error;
 use super::effects::Job;
 use super::event::{Call, Event};
 use super::session::Session;
-use super::state::State;
+use super::state::{self, State};
 use crate::clock::Timestamp;
 use crate::error::Fault;
 use crate::ids::ApprovalId;
 use crate::policy::{self, Decision, Request, Verdict};
-use crate::tool::ToolResult;
+use crate::tool::{self, ToolResult};
 
 /// A person's decision, as it came in.
 #[derive(Debug, Clone)]
@@ -33,6 +33,19 @@ pub fn decide(job: &Job, state: &State, session: &Session, step: u32) -> Result<
     }
     // What passed the check is a JSON object, or empty for one without fields.
     let arguments = serde_json::from_str(&call.arguments).unwrap_or_else(|_| serde_json::json!({}));
+    if call.effect == tool::Effect::Control
+        && arguments
+            .get("result")
+            .is_some_and(|result| state::depth(result) > state::RESULT_DEPTH)
+    {
+        let message = format!("`result` nests deeper than {} levels", state::RESULT_DEPTH);
+        let result = ToolResult::refused(&Fault::new("invalid_arguments", message), "give a flatter result");
+        return Ok(Event::ToolRefused {
+            step,
+            decision: not_a_call(call),
+            result,
+        });
+    }
     let decision = policy::decide(
         &job.policy,
         &Request {

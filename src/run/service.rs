@@ -28,6 +28,8 @@ use crate::workspace::{Pool, Revision};
 
 /// How often signals of other processes on the same data directory are looked for. Those of this process are immediate.
 const MAILBOX: Duration = Duration::from_millis(200);
+/// Rounds of the mailbox after which the audit file is brought up to the store.
+const HEADS: u64 = 25;
 /// How long a signal may take to be answered before the caller is told the state as it is.
 const ANSWER: Duration = Duration::from_secs(15);
 /// Entries read for a watcher at a time.
@@ -455,14 +457,18 @@ impl Service {
         };
         let (service, run) = (self.clone(), run.clone());
         self.0.tasks.spawn(format!("drive {run}"), move |stop| async move {
+            // Also when it breaks: nobody may wait for a run that nothing drives.
+            let driven = Driven {
+                service: service.clone(),
+                run: run.clone(),
+            };
             let rest = service.drive_to_rest(&run, &wake, &stop).await;
             service.keep_record().await;
-            service.lock().remove(&run);
+            drop(driven);
             // A signal that came between the driver's last look and here woke nobody.
             if rest == Some(Rest::Parked) && service.has_mail(&run).await {
                 service.drive(&run);
             }
-            service.0.rested.notify_waiters();
         });
     }
 
@@ -551,8 +557,12 @@ impl Service {
     /// Looks for signals that other processes put into the inboxes of runs that this one has.
     async fn read_mail(&self) {
         let mut seen = 0;
-        loop {
+        for round in 1u64.. {
             tokio::time::sleep(MAILBOX).await;
+            // A long run's record is on file, and under a signed head, while it goes on.
+            if round.is_multiple_of(HEADS) {
+                self.keep_record().await;
+            }
             match self.0.shop.store.data_version().await {
                 Ok(version) if version == seen => continue,
                 Ok(version) => seen = version,
@@ -579,6 +589,19 @@ impl Service {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<RunId, Arc<Notify>>> {
         self.0.active.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A run's place among those that are driven here; gone with it.
+struct Driven {
+    service: Service,
+    run: RunId,
+}
+
+impl Drop for Driven {
+    fn drop(&mut self) {
+        self.service.lock().remove(&self.run);
+        self.service.0.rested.notify_waiters();
     }
 }
 

@@ -886,7 +886,23 @@ impl Claim {
             result: Option<Value>,
         }
         let Arguments { summary, result } = serde_json::from_str(arguments).ok()?;
+        if result.as_ref().is_some_and(|result| depth(result) > RESULT_DEPTH) {
+            return None;
+        }
         Some(Self { summary, result })
+    }
+}
+
+/// How deep the result of a `finish` may nest. Readers of journals and of protobuf have limits of their own, and what is
+/// stored must be readable by all of them.
+pub const RESULT_DEPTH: u32 = 32;
+
+/// How deep a value nests; a plain one is 0.
+pub fn depth(value: &Value) -> u32 {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
+        Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+        Value::Object(fields) => 1 + fields.values().map(depth).max().unwrap_or(0),
     }
 }
 

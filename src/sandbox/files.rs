@@ -263,10 +263,15 @@ impl<'a> Files<'a> {
         content: Option<&[u8]>,
         take: impl FnMut(Reply) -> Result<(), Reply>,
     ) -> Result<Done, Error> {
+        let mut frame = Vec::new();
+        wire::encode(&FileRequest { kind: Some(request) }, &mut frame).map_err(|error| Error::File {
+            code: "too_large".to_owned(),
+            message: format!("the path or the pattern is too long: {error}"),
+        })?;
         let mut exec = self.sandbox.file_exec(LIMIT).await?;
         let control = exec.control();
         let talk = async {
-            send(control, FileRequest { kind: Some(request) }, content).await;
+            send(control, frame, content).await;
             pending::<Infallible>().await
         };
         let answer = tokio::select! {
@@ -326,16 +331,11 @@ impl<'a> Files<'a> {
     }
 }
 
-/// Sends a request and what is to be written. A guest that takes no more has answered, or is lost: the answer tells.
-async fn send(control: Control, request: FileRequest, content: Option<&[u8]>) {
-    let mut frame = Vec::new();
+/// Sends a request, as a frame, and what is to be written. A guest that takes no more has answered, or is lost: the answer tells.
+async fn send(control: Control, mut frame: Vec<u8>, content: Option<&[u8]>) {
     let last = content.map(|_| FileChunk::default());
     let chunks = content.into_iter().flat_map(|content| content.chunks(wire::CHUNK));
     let chunks = chunks.map(|data| FileChunk { data: data.to_vec() }).chain(last);
-    if wire::encode(&request, &mut frame).is_err() {
-        // Too long to be a request: the guest sees none, and its silence is the answer.
-        frame.clear();
-    }
     for chunk in chunks {
         if wire::encode(&chunk, &mut frame).is_err() || control.input(&frame).await.is_err() {
             return;

@@ -3,9 +3,12 @@
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{Stream, StreamExt};
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
+use tokio::time::timeout;
 use tokio_util::io::{StreamReader, SyncIoBridge};
 
 use super::apply::Applied;
@@ -20,6 +23,8 @@ use super::{BlobId, Error, TreeId};
 
 /// Jobs that may block at the same time.
 const SIDE_BY_SIDE: usize = 8;
+/// How long the other side of a stream may do nothing.
+const IDLE: Duration = Duration::from_secs(120);
 /// Bytes of one piece of an archive, and pieces that may wait for a slow reader.
 const PIECE: usize = 256 << 10;
 const PIECES: usize = 8;
@@ -31,6 +36,8 @@ const PIECES: usize = 8;
 pub struct Pool {
     trees: Trees,
     permits: Arc<Semaphore>,
+    /// Apart from the rest: who is slow to send or to read holds no run up.
+    streams: Arc<Semaphore>,
 }
 
 impl Pool {
@@ -38,6 +45,7 @@ impl Pool {
         Self {
             trees,
             permits: Arc::new(Semaphore::new(SIDE_BY_SIDE)),
+            streams: Arc::new(Semaphore::new(SIDE_BY_SIDE)),
         }
     }
 
@@ -45,7 +53,15 @@ impl Pool {
         &self,
         job: impl FnOnce(&Trees) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let permit = Arc::clone(&self.permits)
+        self.run_under(&self.permits, job).await
+    }
+
+    async fn run_under<T: Send + 'static>(
+        &self,
+        permits: &Arc<Semaphore>,
+        job: impl FnOnce(&Trees) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let permit = Arc::clone(permits)
             .acquire_owned()
             .await
             .expect("the semaphore is never closed");
@@ -119,10 +135,12 @@ impl Pool {
         &self,
         pieces: impl Stream<Item = io::Result<Vec<u8>>> + Send + Unpin + 'static,
     ) -> Result<Revision, Error> {
-        let pieces = pieces.map(|piece| piece.map(io::Cursor::new));
-        let mut reader = SyncIoBridge::new(StreamReader::new(pieces));
-        self.run(move |trees| trees.read_tar(&mut reader as &mut dyn Read, Limits::default()))
-            .await
+        let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("nothing came for {IDLE:?}"));
+        let pieces = tokio_stream::StreamExt::timeout(pieces, IDLE)
+            .map(move |piece| piece.map_err(late).flatten().map(io::Cursor::new));
+        let mut reader = SyncIoBridge::new(StreamReader::new(Box::pin(pieces)));
+        let job = move |trees: &Trees| trees.read_tar(&mut reader as &mut dyn Read, Limits::default());
+        self.run_under(&self.streams, job).await
     }
 
     /// A revision as a tar stream; a reader that goes away ends it.
@@ -131,7 +149,8 @@ impl Pool {
         let pool = self.clone();
         let writer = async move {
             let pipe = send.clone();
-            let done = pool.run(move |trees| write_tar(trees, revision, pipe)).await;
+            let job = move |trees: &Trees| write_tar(trees, revision, pipe);
+            let done = pool.run_under(&pool.streams, job).await;
             if let Err(error) = done {
                 let _ = send.send(Err(error)).await;
             }
@@ -166,9 +185,15 @@ struct Pipe(mpsc::Sender<Result<Vec<u8>, Error>>);
 
 impl Write for Pipe {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
-        self.0.blocking_send(Ok(bytes.to_vec())).map_err(gone)?;
-        Ok(bytes.len())
+        let sent = Handle::current().block_on(timeout(IDLE, self.0.send(Ok(bytes.to_vec()))));
+        match sent {
+            Ok(Ok(())) => Ok(bytes.len()),
+            Ok(Err(_)) => Err(io::Error::from(io::ErrorKind::BrokenPipe)),
+            Err(_) => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("nobody read for {IDLE:?}"),
+            )),
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {
