@@ -6,6 +6,7 @@
 
 pub mod chat;
 pub mod estimate;
+pub mod masked;
 pub mod openai;
 pub mod price;
 pub mod scripted;

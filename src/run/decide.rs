@@ -11,6 +11,9 @@ use crate::ids::ApprovalId;
 use crate::policy::{self, Decision, Request, Verdict};
 use crate::tool::{self, ToolResult};
 
+/// Who decides when nobody did in time.
+pub const EXPIRY: &str = "expiry";
+
 /// A person's decision, as it came in.
 #[derive(Debug, Clone)]
 pub struct Answer {
@@ -102,7 +105,7 @@ pub fn answer(job: &Job, state: &State, session: &Session, answer: Answer, now: 
             step,
             approval,
             approved: false,
-            by: "expiry".into(),
+            by: EXPIRY.into(),
             reason,
         });
     }

@@ -191,6 +191,9 @@ pub fn ids(run: &RunRecord) -> BTreeMap<String, String> {
 }
 
 fn person(by: &str) -> String {
+    if by == super::decide::EXPIRY {
+        return "server".to_owned();
+    }
     if by.is_empty() {
         "user:unknown".to_owned()
     } else {

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::model::masked::Masked;
 use crate::model::openai::{OpenAi, Settings};
 use crate::model::price::{self, Price};
 use crate::model::scripted::Scripted;
 use crate::model::spec::ModelSpec;
 use crate::model::{Error, ModelClient, Usage};
-use crate::secret::CredentialRef;
+use crate::secret::{CredentialRef, Redactor};
 
 /// Who answers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -95,7 +96,9 @@ impl Model {
                         "no key: set EXUVIA_MODEL_KEY, or name an endpoint that needs none (`openai:MODEL@BASE_URL`)";
                     return Err(Error::Config(text.to_owned()));
                 }
-                Ok(Arc::new(OpenAi::new(Settings::new(model, base_url.as_deref(), key))?))
+                let redactor = Redactor::new(key.iter().map(|key| ("model key", key)));
+                let client = OpenAi::new(Settings::new(model, base_url.as_deref(), key))?;
+                Ok(Arc::new(Masked::new(Arc::new(client), redactor)))
             }
         }
     }
