@@ -253,11 +253,17 @@ impl Runc {
         };
         succeeds(runc.command().arg("spec").arg("--bundle").arg(runc.dir.join("bundle")))?;
         runc.configure(&["sleep", "100000"])?;
-        succeeds(
-            runc.command()
-                .args(["run", "--detach", &runc.warm])
-                .stdout(Stdio::null()),
-        )?;
+        // The container keeps its streams open: none of them may be a pipe that is read to its end.
+        let mut detached = runc.command();
+        detached.args(["run", "--detach", &runc.warm]);
+        let status = detached
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()?;
+        if !status.success() {
+            return Err(format!("{detached:?}: {status}").into());
+        }
         runc.configure(&["true"])?;
         Ok(runc)
     }
