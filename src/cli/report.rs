@@ -104,15 +104,10 @@ pub fn steps(events: &[proto::Event]) -> Vec<Step> {
                 steps.push(plain(decided.step, "WAITING_APPROVAL", tool, "denied", 1, 0.0, &why));
             }
             Some(Kind::ToolStarted(started)) => {
-                open.insert(started.step, started.attempt);
-            }
-            Some(Kind::Ended(outcome)) if outcome.state() == proto::RunState::Finished => {
-                // `finish` runs nothing: that the run ended is its result.
-                let last = tools
-                    .iter()
-                    .find(|(step, tool)| *tool == "finish" && !steps.iter().any(|done| done.step == **step));
-                if let Some((step, tool)) = last {
-                    steps.push(plain(*step, "TOOL_CALLING", tool, "ok", 1, 0.0, &outcome.summary));
+                // `finish` runs nothing: what comes of it is the check, or the end.
+                match tools.get(&started.step).map(String::as_str) {
+                    Some("finish") => steps.push(plain(started.step, "TOOL_CALLING", "finish", "ok", 1, 0.0, "")),
+                    Some(_) | None => drop(open.insert(started.step, started.attempt)),
                 }
             }
             Some(Kind::CheckFinished(done)) => {

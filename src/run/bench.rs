@@ -477,7 +477,7 @@ mod tests {
         }
         assert_eq!(sweep(data.path()).unwrap(), 4);
         assert!(fresh.is_dir() && living.0.is_dir());
-        drop(living);
+        living.remove();
         std::fs::remove_dir(fresh).unwrap();
         assert_eq!(std::fs::read_dir(work).unwrap().count(), 0);
     }

@@ -75,7 +75,7 @@ pub enum Event {
         by: String,
         reason: String,
     },
-    /// The intent: written before the tool runs.
+    /// The intent: written before the tool runs. `finish` runs nothing; what comes of it is the check, or the end.
     ToolStarted {
         step: u32,
         attempt: u32,

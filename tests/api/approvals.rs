@@ -144,7 +144,14 @@ async fn an_answer_that_comes_too_late_is_a_no() {
     let (bed, run) = waiting(&task()).await;
     let mut client = bed.client().await;
     bed.clock.advance(Duration::from_secs(3601));
-    decide(&mut client, &run, true).await;
+    let late = proto::DecideRequest {
+        id: run.run_id.clone(),
+        approval: run.approvals[0].approval_id.clone(),
+        approved: true,
+        ..Default::default()
+    };
+    let refused = client.decide(late).await.unwrap_err();
+    assert_eq!(why(&refused), (Code::FailedPrecondition, "ALREADY_DECIDED".into()));
     let events = until_end(&mut client, &run.run_id, 0).await;
     assert_eq!(decisions(&events), [(false, "expiry".to_owned())]);
     // The hour of waiting is not the run's: it goes on.
@@ -162,10 +169,12 @@ async fn two_answers_at_once_are_one_decision() {
             approved,
             ..Default::default()
         };
-        let _answers = tokio::join!(yes.decide(request(true)), no.decide(request(false)));
+        let (yes_said, no_said) = tokio::join!(yes.decide(request(true)), no.decide(request(false)));
         let events = until_end(&mut yes, &run.run_id, 0).await;
         check_whole(&events);
-        assert_eq!(decisions(&events).len(), 1);
+        let [(approved, _)] = decisions(&events).try_into().unwrap();
+        // Who was not heard is told so.
+        assert_eq!((yes_said.is_ok(), no_said.is_ok()), (approved, !approved));
     }
 }
 

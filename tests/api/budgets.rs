@@ -89,7 +89,7 @@ async fn d1_each_count_ends_the_run_by_its_own_name() {
 
     // One more of each, and it is enough.
     for enough in [
-        Budgets { steps: Some(5), ..b() },
+        Budgets { steps: Some(6), ..b() },
         Budgets {
             model_calls: Some(3),
             ..b()

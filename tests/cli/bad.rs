@@ -52,7 +52,7 @@ fn what_is_wrong_with_a_call_is_said() {
         "invalid",
         &["nonsense"],
     );
-    refused(&with(&["--workspace", "nowhere"]), 6, "not_found", &["nowhere"]);
+    refused(&with(&["--workspace", "nowhere"]), 2, "invalid", &["nowhere"]);
     refused(&with(&["--workspace", "script.jsonl"]), 2, "invalid", &["script.jsonl"]);
     refused(&with(&["--policy", "nobody"]), 6, "not_found", &["nobody"]);
     refused(&with(&["--apply"]), 2, "invalid", &["--workspace"]);

@@ -57,13 +57,14 @@ fn the_last_line_tells_all_and_the_directory_is_untouched() {
             ("REASONING", "", "ok"),
             ("TOOL_CALLING", "shell", "ok"),
             ("REASONING", "", "ok"),
+            ("TOOL_CALLING", "finish", "ok"),
             ("CHECKING", "", "ok"),
         ]
     );
     let usage = &object["usage"];
     assert_eq!(
         (&usage["steps"], &usage["model_calls"], &usage["tool_calls"]),
-        (&json!(5), &json!(3), &json!(2))
+        (&json!(6), &json!(3), &json!(3))
     );
     let diff = object["diff"].as_str().unwrap();
     for piece in [

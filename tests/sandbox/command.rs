@@ -70,8 +70,15 @@ impl Shell {
         {
             assert_eq!(traces(id.as_str().unwrap()), Vec::<String>::new());
         }
-        let claims = fs::read_dir(self.data().join("identities")).unwrap();
-        assert_eq!(claims.count(), 0);
+        let mine = self.data().canonicalize().unwrap();
+        let mine = mine.to_str().unwrap();
+        let claims = fs::read_dir("/run/exuvia/identities").unwrap();
+        let taken = |claim: &fs::DirEntry| fs::read_to_string(claim.path()).is_ok_and(|text| text.contains(mine));
+        assert_eq!(
+            claims.filter_map(Result::ok).filter(taken).count(),
+            0,
+            "user ids are still taken"
+        );
     }
 
     fn log(&self) -> Vec<serde_json::Value> {

@@ -59,6 +59,7 @@ pub fn check_whole(events: &[proto::Event]) -> usize {
     // Attempts of what is going on: the model call or check, and the tools, by step.
     let (mut alone, mut running) = (1, BTreeMap::new());
     let (mut asked, mut answered) = (BTreeSet::new(), BTreeSet::new());
+    let mut finishes = BTreeSet::new();
     let (mut claims, mut fence) = (0, 0);
     for event in events {
         match kind(event) {
@@ -78,8 +79,13 @@ pub fn check_whole(events: &[proto::Event]) -> usize {
                 assert_eq!(reply.attempt, alone, "event {}", event.seq);
                 for call in &reply.calls {
                     assert!(asked.insert(call.step), "step {} twice", call.step);
+                    if call.tool == "finish" {
+                        finishes.insert(call.step);
+                    }
                 }
             }
+            // What comes of a `finish` is the check, or the end.
+            Kind::ToolStarted(started) if finishes.contains(&started.step) => assert_eq!(started.attempt, 1),
             Kind::ToolStarted(started) => {
                 assert_eq!(running.insert(started.step, started.attempt), None, "{started:?}");
             }
