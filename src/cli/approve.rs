@@ -47,7 +47,7 @@ pub async fn run(args: Args, verdict: Verdict, context: &Context) -> Result<Exit
         };
         let run = remote::connect(&server).await?.decide(request).await?.into_inner();
         context.finish(&report::run(&run), &report::ending(&run));
-        return Ok(report::exit(&run));
+        return Ok(Exit::Ok);
     }
     let approval = args.approval.map(|id| id.parse()).transpose();
     let approval = approval.map_err(|error: crate::ids::Invalid| Error::of(crate::error::Kind::Invalid, &error))?;
@@ -68,7 +68,8 @@ pub async fn run(args: Args, verdict: Verdict, context: &Context) -> Result<Exit
     let exit = if service.is_elsewhere(&view.record) {
         let run = convert::run(&view);
         context.finish(&report::run(&run), &report::ending(&run));
-        Ok(report::exit(&run))
+        // To decide is what was asked; the run goes on elsewhere.
+        Ok(Exit::Ok)
     } else {
         follow(&service, &view.record.run, Patience::Ask, context, None).await
     };

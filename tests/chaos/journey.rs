@@ -90,7 +90,8 @@ pub async fn undisturbed() -> Journey {
     assert_eq!(journey.claims, 1);
     assert_eq!(
         (journey.result.state, journey.result.steps),
-        (proto::RunState::Finished, 20)
+        (proto::RunState::Finished, 22),
+        "20 steps of work, a `finish` that the check refuses, and the last one"
     );
     assert_eq!(journey.result.summary, "all done");
     let mut chunks = client
