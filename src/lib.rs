@@ -61,7 +61,7 @@
 //! - [`secret`]: credential references and their values for the moment of use; the redactor.
 //! - [`store`]: the [`store::Store`] seam: tasks, runs, journals, checkpoints, inboxes, the chain. SQLite behind it, and a
 //!   strict fake in memory.
-//! - [`tasks`], [`clock`], [`ids`], [`error`], `owner`: background work with an owner; time and identities as values; what
+//! - [`tasks`], [`clock`], [`ids`], [`error`], [`process`]: background work with an owner; time and identities as values; what
 //!   all errors share; which process is which. [`chaos`]: the kill switch for proving durability on a real process.
 //!
 //! # Who depends on whom

@@ -110,6 +110,11 @@ pub fn steps(events: &[proto::Event]) -> Vec<Step> {
                     Some(_) | None => drop(open.insert(started.step, started.attempt)),
                 }
             }
+            Some(Kind::Ended(outcome)) if outcome.state() == proto::RunState::Finished => {
+                if let Some(last) = steps.iter_mut().rev().find(|step| step.tool == "finish") {
+                    last.summary = first_line(&outcome.summary);
+                }
+            }
             Some(Kind::CheckFinished(done)) => {
                 let status = if done.passed { "ok" } else { "failed" };
                 let (_, summary) = result(done.result.as_ref());

@@ -3,10 +3,12 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio_stream::StreamExt;
 use tonic::transport::Channel;
+use tonic::{Code, Response, Status};
 
 use super::progress::Progress;
 use super::run::Ask;
@@ -264,55 +266,68 @@ async fn list(
     Ok(Exit::Ok)
 }
 
+/// How often a watch that broke is asked for again, and after how long: a server may be starting anew.
+const AGAIN: (u32, Duration) = (120, Duration::from_millis(500));
+
 async fn watch(mut client: Client, id: String, mut after: u64, context: &Context) -> Result<Exit, Error> {
     let mut progress = Progress::new();
     let mut failures = 0;
-    // A broken stream is asked for again from the last event: no gap, no duplicate.
-    let ended = loop {
-        let request = proto::WatchRequest {
-            id: id.clone(),
-            after_seq: after,
-        };
-        let mut events = client.watch(request).await?.into_inner();
-        let mut last = None;
-        let broken = loop {
-            match events.next().await {
-                Some(Ok(event)) => {
-                    (after, failures) = (event.seq, 0);
-                    match context.json {
-                        true => out!("{}", proto_json::event(&event)),
-                        false => progress.event(&event),
-                    }
-                    last = Some(event);
-                }
-                Some(Err(status)) => break Some(status),
-                None => break None,
-            }
-        };
-        let is_end = |event: &proto::Event| matches!(event.kind, Some(proto::event::Kind::Ended(_)));
-        match broken {
-            None if last.as_ref().is_some_and(is_end) => break true,
-            None if client
+    // Asked for again from the last event: no gap, no duplicate.
+    let run = loop {
+        let broken = match follow(&mut client, &id, &mut after, &mut progress, context).await {
+            Ok(()) => match client
                 .get(proto::GetRequest { id: id.clone() })
-                .await?
-                .into_inner()
-                .outcome
-                .is_some() =>
+                .await
+                .map(Response::into_inner)
             {
-                break true;
+                Ok(run) if run.outcome.is_some() => break run,
+                // The server ended the stream, not the run.
+                Ok(_) => Status::unavailable("the server ended the stream"),
+                Err(status) => status,
+            },
+            Err((status, heard)) => {
+                failures = if heard { 0 } else { failures };
+                status
             }
-            Some(status) if failures >= 20 => return Err(status.into()),
-            None | Some(_) => {
-                failures += 1;
-                tokio::time::sleep(std::time::Duration::from_millis(250)).await;
-            }
+        };
+        failures += 1;
+        if !matches!(broken.code(), Code::Unavailable | Code::Unknown | Code::Cancelled) || failures > AGAIN.0 {
+            return Err(broken.into());
         }
+        tokio::time::sleep(AGAIN.1).await;
     };
-    debug_assert!(ended);
     progress.done();
-    let run = client.get(proto::GetRequest { id }).await?.into_inner();
     context.finish(&report::run(&run), &report::ending(&run));
     Ok(report::exit(&run))
+}
+
+/// Shows events until the stream ends; when it breaks, why, and whether anything came before.
+async fn follow(
+    client: &mut Client,
+    id: &str,
+    after: &mut u64,
+    progress: &mut Progress,
+    context: &Context,
+) -> Result<(), (Status, bool)> {
+    let request = proto::WatchRequest {
+        id: id.to_owned(),
+        after_seq: *after,
+    };
+    let mut events = client
+        .watch(request)
+        .await
+        .map_err(|status| (status, false))?
+        .into_inner();
+    let begun = *after;
+    while let Some(event) = events.next().await {
+        let event = event.map_err(|status| (status, *after > begun))?;
+        *after = event.seq;
+        match context.json {
+            true => out!("{}", proto_json::event(&event)),
+            false => progress.event(&event),
+        }
+    }
+    Ok(())
 }
 
 async fn transcript(mut client: Client, id: String, context: &Context) -> Result<Exit, Error> {
