@@ -26,6 +26,8 @@ mod record;
 mod ruin;
 mod socket;
 mod stage;
+#[cfg(test)]
+mod tests;
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
