@@ -379,11 +379,7 @@ fn events_of(view: &View) -> Result<Vec<proto::Event>, Error> {
     let mut state = None;
     let mut events = Vec::new();
     for entry in &view.entries {
-        let next = match &state {
-            None => crate::run::state::start(entry),
-            Some(state) => crate::run::state::step(state, entry).map(|(next, _)| next),
-        };
-        let next = next.map_err(|error| Error::of(Kind::Internal, &error))?;
+        let next = crate::run::state::next(state.as_ref(), entry).map_err(|error| Error::of(Kind::Internal, &error))?;
         events.push(convert::event(&view.record.run, entry, next.public()));
         state = Some(next);
     }

@@ -26,9 +26,6 @@ use super::{Error, decide, trail};
 use crate::ids::RunId;
 use crate::store::{Checkpoint, Commit, Owner, RunRecord, Signal};
 
-/// Entries read from the journal at a time.
-const PAGE: usize = 1000;
-
 /// Why a driver let go of its run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rest {
@@ -88,15 +85,7 @@ impl Driver {
     }
 
     async fn load(shop: Arc<Shop>, record: RunRecord) -> Result<Self, Error> {
-        let mut entries = Vec::new();
-        loop {
-            let page = shop.store.journal(&record.run, entries.len() as u64, PAGE).await?;
-            let last = page.len() < PAGE;
-            entries.extend(page);
-            if last {
-                break;
-            }
-        }
+        let entries = super::journal(shop.store.as_ref(), &record.run).await?;
         let checkpoint = shop.store.checkpoint(&record.run, None).await?;
         let state = super::fold(&record.run, &entries)?;
         super::agree(&record.run, &entries, &checkpoint)?;

@@ -32,8 +32,24 @@ pub use service::Service;
 
 use crate::error::Kind;
 use crate::ids::RunId;
-use crate::store::Checkpoint;
+use crate::store::{Checkpoint, Store};
 use state::State;
+
+/// Entries that are read from a journal at a time.
+const PAGE: usize = 1000;
+
+/// Reads a whole journal.
+async fn journal(store: &dyn Store, run: &RunId) -> Result<Vec<Entry>, Error> {
+    let mut entries = Vec::new();
+    loop {
+        let page = store.journal(run, entries.len() as u64, PAGE).await?;
+        let is_last = page.len() < PAGE;
+        entries.extend(page);
+        if is_last {
+            return Ok(entries);
+        }
+    }
+}
 
 /// Folds a whole journal.
 ///
@@ -47,12 +63,11 @@ pub fn fold(run: &RunId, entries: &[Entry]) -> Result<State, Error> {
             found: entry.format_version,
         });
     }
-    let (first, rest) = entries.split_first().ok_or_else(|| Error::NoJournal(run.clone()))?;
-    let mut state = state::start(first)?;
-    for entry in rest {
-        state = state::step(&state, entry)?.0;
+    let mut state = None;
+    for entry in entries {
+        state = Some(state::next(state.as_ref(), entry)?);
     }
-    Ok(state)
+    state.ok_or_else(|| Error::NoJournal(run.clone()))
 }
 
 /// Whether a checkpoint is what the journal makes of the entries up to it (requirements E13, F1): a build whose machine

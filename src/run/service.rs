@@ -306,7 +306,7 @@ impl Service {
 
     pub async fn view(&self, id: &str) -> Result<View, Error> {
         let record = self.find(id).await?;
-        let entries = self.journal(&record.run).await?;
+        let entries = super::journal(self.0.shop.store.as_ref(), &record.run).await?;
         let state = super::fold(&record.run, &entries)?;
         let Some(Event::Submitted(submitted)) = entries.first().map(|entry| entry.event.clone()) else {
             return Err(Error::NoJournal(record.run));
@@ -350,18 +350,6 @@ impl Service {
         Ok(self.0.pool.artifact(blob).await?)
     }
 
-    async fn journal(&self, run: &RunId) -> Result<Vec<Entry>, Error> {
-        let mut entries = Vec::new();
-        loop {
-            let page = self.0.shop.store.journal(run, entries.len() as u64, PAGE).await?;
-            let is_last = page.len() < PAGE;
-            entries.extend(page);
-            if is_last {
-                return Ok(entries);
-            }
-        }
-    }
-
     /// Every entry after `after` with the public state that it led to, in order, then live until the run has ended: never a
     /// gap, never a duplicate. Dropping it ends it.
     pub fn watch(
@@ -379,10 +367,7 @@ impl Service {
                 let page = service.0.shop.store.journal(&run, position, PAGE).await?;
                 let is_empty = page.is_empty();
                 for entry in page {
-                    let next = match &state {
-                        None => state::start(&entry)?,
-                        Some(state) => state::step(state, &entry)?.0,
-                    };
+                    let next = state::next(state.as_ref(), &entry)?;
                     let public = next.public();
                     let is_terminal = next.is_terminal();
                     state = Some(next);

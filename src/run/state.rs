@@ -202,6 +202,17 @@ pub fn start(entry: &Entry) -> Result<State, Denied> {
     })
 }
 
+/// The state after `entry`: the first of a journal starts one, every other steps on.
+///
+/// # Errors
+/// As [`start`] and [`step`].
+pub fn next(state: Option<&State>, entry: &Entry) -> Result<State, Denied> {
+    match state {
+        None => start(entry),
+        Some(state) => step(state, entry).map(|(next, _)| next),
+    }
+}
+
 /// The state that a checkpoint holds.
 ///
 /// # Errors

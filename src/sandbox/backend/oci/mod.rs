@@ -43,7 +43,6 @@ pub use record::FILE as RECORD;
 use super::{Backend, Capabilities, Handle, Owned, guest_file};
 use crate::ids::SandboxId;
 use crate::sandbox::cgroup::{self, Hierarchies};
-pub use crate::sandbox::identity::{allocate, release};
 use crate::sandbox::{BackendName, Error, Identity, Isolation, Spec, Usage};
 
 /// The hidden sub-command under which a binary that uses this backend must call [`launch::launch_main`].
