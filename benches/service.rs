@@ -61,13 +61,10 @@ async fn latencies() -> Result<Table> {
     let runc = told("runc", Runc::open(data.path()));
     let docker = told("docker", Engine::open().await);
 
-    let mut table = Table {
-        gap: Duration::from_millis(peers::setting("EXUVIA_BENCH_GAP_MS", 0)? as u64),
-        ..Table::default()
-    };
-    let table_ref = &mut table;
+    let gap = Duration::from_millis(peers::setting("EXUVIA_BENCH_GAP_MS", 0)? as u64);
+    let mut table = Table::with_gap(gap);
     for round in 0..=rounds {
-        let t = &mut *table_ref;
+        let t = &mut table;
         // Full again before each of these: what they measure is a hit.
         pooled.fill().await?;
         let name = "new sandbox from the pool, python; result is back";

@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 use super::Result;
 
 /// What was measured, in the order of first mention.
-#[derive(Default)]
 pub struct Table {
     cases: Vec<Case>,
     /// Between two cases; zero is a tight loop.
-    pub gap: Duration,
+    gap: Duration,
 }
 
 struct Case {
@@ -21,6 +20,11 @@ struct Case {
 }
 
 impl Table {
+    /// An empty one, for cases with so much time between them.
+    pub fn with_gap(gap: Duration) -> Self {
+        Self { cases: Vec::new(), gap }
+    }
+
     /// Runs and times `work`; the first round warms caches and is not counted.
     pub async fn time<T>(
         &mut self,
