@@ -14,13 +14,16 @@ fn main() {
     if cfg!(feature = "host") {
         generate(&out);
         println!("cargo::rustc-env=EXUVIA_WIRE_RS={}/exuvia.guest.v1.rs", out.display());
+        println!("cargo::rustc-env=EXUVIA_FORGE_RS={}/exuvia.forge.v1.rs", out.display());
         build_guest(&out);
     } else {
         // The nested build: the host's build script has generated the frames already.
-        println!("cargo::rerun-if-env-changed=EXUVIA_WIRE_RS");
-        let wire = env::var("EXUVIA_WIRE_RS").expect("the guest is built by `cargo build`, which sets EXUVIA_WIRE_RS");
-        println!("cargo::rerun-if-changed={wire}");
-        println!("cargo::rustc-env=EXUVIA_WIRE_RS={wire}");
+        for name in ["EXUVIA_WIRE_RS", "EXUVIA_FORGE_RS"] {
+            println!("cargo::rerun-if-env-changed={name}");
+            let generated = env::var(name).expect("the guest is built by `cargo build`, which sets it");
+            println!("cargo::rerun-if-changed={generated}");
+            println!("cargo::rustc-env={name}={generated}");
+        }
     }
 }
 
@@ -29,6 +32,7 @@ fn generate(out: &Path) {
     println!("cargo::rerun-if-changed=proto");
     let files = [
         "exuvia/guest/v1/guest.proto",
+        "exuvia/forge/v1/forge.proto",
         "exuvia/v1/task.proto",
         "exuvia/v1/sandbox.proto",
     ];
@@ -51,7 +55,7 @@ fn generate(out: &Path) {
 fn generate(_: &Path) {}
 
 fn build_guest(out: &Path) {
-    for source in ["src/guest", "src/wire", "src/bin/guest.rs", "Cargo.lock"] {
+    for source in ["src/forge", "src/guest", "src/wire", "src/bin/guest.rs", "Cargo.lock"] {
         println!("cargo::rerun-if-changed={source}");
     }
     let arch = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets CARGO_CFG_TARGET_ARCH");
@@ -71,6 +75,7 @@ fn build_guest(out: &Path) {
         .arg(&target_dir)
         .current_dir(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"))
         .env("EXUVIA_WIRE_RS", out.join("exuvia.guest.v1.rs"))
+        .env("EXUVIA_FORGE_RS", out.join("exuvia.forge.v1.rs"))
         // An explicit --target makes this a static-pie: no interpreter, so it runs in any rootfs.
         .env("RUSTFLAGS", "-C target-feature=+crt-static")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")

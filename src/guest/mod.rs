@@ -11,7 +11,7 @@ mod child;
 pub mod files;
 mod init;
 mod shim;
-mod sys;
+pub(crate) mod sys;
 mod tree;
 
 use std::os::fd::RawFd;
