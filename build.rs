@@ -13,6 +13,7 @@ fn main() {
     // Not CARGO_FEATURE_HOST: the nested build inherits the environment of this one.
     if cfg!(feature = "host") {
         generate(&out);
+        println!("cargo::rustc-env=EXUVIA_SOURCE={}", source());
         println!("cargo::rustc-env=EXUVIA_WIRE_RS={}/exuvia.guest.v1.rs", out.display());
         println!("cargo::rustc-env=EXUVIA_FORGE_RS={}/exuvia.forge.v1.rs", out.display());
         build_guest(&out);
@@ -24,6 +25,51 @@ fn main() {
             println!("cargo::rerun-if-changed={generated}");
             println!("cargo::rustc-env={name}={generated}");
         }
+    }
+}
+
+/// Which source this is: the commit, and whether what is built differs from it; `EXUVIA_COMMIT` speaks for a source without
+/// its repository.
+fn source() -> String {
+    println!("cargo::rerun-if-env-changed=EXUVIA_COMMIT");
+    if let Ok(named) = env::var("EXUVIA_COMMIT") {
+        return named;
+    }
+    let root = env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
+    let git = |words: &[&str]| {
+        let output = Command::new("git").arg("-C").arg(&root).args(words).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?;
+        output.status.success().then(|| text.trim_end().to_owned())
+    };
+    let unknown = || "commit unknown".to_owned();
+    // A repository around an unpacked source says nothing about it.
+    let top = git(&["rev-parse", "--show-toplevel"]).and_then(|top| fs::canonicalize(top).ok());
+    if top.is_none() || top != fs::canonicalize(&root).ok() {
+        return unknown();
+    }
+    // A commit and a check-out write this; what staging writes is left out, or each would build everything again.
+    if let Some(path) = git(&["rev-parse", "--path-format=absolute", "--git-path", "logs/HEAD"])
+        && Path::new(&path).exists()
+    {
+        println!("cargo::rerun-if-changed={path}");
+    }
+    // What the program is made of.
+    let parts = ["src", "proto", "policies", "build.rs", "Cargo.toml", "Cargo.lock"];
+    for part in parts {
+        println!("cargo::rerun-if-changed={part}");
+    }
+    let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else {
+        return unknown();
+    };
+    match git(&[
+        &["--no-optional-locks", "status", "--porcelain", "--"],
+        parts.as_slice(),
+    ]
+    .concat())
+    {
+        Some(changes) if changes.is_empty() => commit,
+        Some(_) => format!("{commit} with changes"),
+        None => format!("{commit}, changes unknown"),
     }
 }
 

@@ -22,7 +22,7 @@ pub use backend::{Backend, Capabilities, Handle, Owned};
 pub use exec::{Captured, Cause, Command, Control, Ended, Exec, Finished, Output, Stdin};
 pub use files::Files;
 pub use session::Sandbox;
-pub use spec::{BackendName, Identity, ImageRef, InvalidImage, Isolation, Limits, Mount, Spec, Usage};
+pub use spec::{BackendName, Identity, ImageRef, InvalidImage, Isolation, Limits, Mount, RESERVED, Spec, Usage};
 
 use crate::error::Kind;
 use crate::ids::SandboxId;

@@ -37,6 +37,7 @@ impl Sandbox {
     /// # Errors
     /// The first failure, after everything before it was undone; [`Error::CleanUp`] when the undoing failed too.
     pub async fn open(backend: Arc<dyn Backend>, spec: Spec, filter: Vec<u8>) -> Result<Self, Error> {
+        spec.check()?;
         let sandbox = backend.create(&spec).await?;
         let place = Place {
             backend,

@@ -113,7 +113,7 @@ pub(super) fn mount(text: &str) -> Result<Mount, String> {
         Some(_) | None => (text, None),
     };
     let source = std::path::absolute(source).map_err(|error| error.to_string())?;
-    std::fs::metadata(&source).map_err(|error| format!("`{}`: {error}", source.display()))?;
+    std::fs::metadata(&source).map_err(|error| format!("it cannot be read: {error}"))?;
     let target = match target {
         Some(target) => target,
         // Links resolved: a path inside has no `.` and `..`.
@@ -222,7 +222,7 @@ mod tests {
         let odd = tempfile::Builder::new().prefix("a:b").tempdir().unwrap();
         let odd = odd.path().to_str().unwrap();
         assert_eq!(mount(odd), at(odd, odd));
-        assert!(mount("/nowhere:/data").unwrap_err().starts_with("`/nowhere`: "));
+        assert!(mount("/nowhere:/data").unwrap_err().starts_with("it cannot be read: "));
         assert!(variable("=x").is_err() && variable("x").is_err());
     }
 }

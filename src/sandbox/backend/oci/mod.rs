@@ -147,6 +147,7 @@ impl Backend for Oci {
     }
 
     async fn create(&self, spec: &Spec) -> Result<Handle, Error> {
+        spec.check()?;
         let spec = spec.clone();
         self.blocking(move |shared| make::create(shared, &spec)).await
     }
