@@ -93,6 +93,11 @@ fn generate(out: &Path) {
     )
     .expect("OUT_DIR is writable");
     tonic_prost_build::configure()
+        // Output is passed on without a copy.
+        .bytes(".exuvia.guest.v1.Output.data")
+        .bytes(".exuvia.guest.v1.FileReply.data")
+        .bytes(".exuvia.guest.v1.Input.stdin")
+        .bytes(".exuvia.guest.v1.FileChunk.data")
         .compile_fds(compiler.file_descriptor_set())
         .expect("the protobuf files compile");
 }

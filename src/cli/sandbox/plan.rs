@@ -32,11 +32,11 @@ impl Plan {
         let filter = seccomp::default_filter().map_err(|error| Error::of(Kind::WrongState, &error))?;
         let most = policy.limits().wall_time;
         let command = Command {
-            argv: run.command.into_iter().map(OsStringExt::into_vec).collect(),
             env: run.env.into_iter().collect(),
             cwd: run.workdir.map(|dir| dir.into_os_string().into_vec()),
             timeout: Some(run.timeout.map_or(most, |asked| asked.min(most))),
             stdin: if run.stdin { Stdin::Open } else { Stdin::Null },
+            ..Command::new(run.command.into_iter().map(OsStringExt::into_vec))
         };
         let mounts = policy.mounts().iter().cloned().chain(run.mount_ro).collect();
         Ok(Self {
