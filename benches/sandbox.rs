@@ -192,7 +192,7 @@ impl Ours {
     fn open(data: &Path) -> Result<Self> {
         Ok(Self {
             data: data.to_owned(),
-            backend: Arc::new(Oci::new(data, PROGRAM.into())?),
+            backend: Arc::new(Oci::new(data)?),
             filter: seccomp::default_filter()?,
         })
     }

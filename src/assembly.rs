@@ -96,8 +96,7 @@ impl Parts {
         secure_dir(data_dir)?;
         let clock: Arc<dyn Clock> = Arc::new(System);
         let store = Arc::new(Sqlite::open(data_dir, Arc::clone(&clock))?);
-        let launcher = std::env::current_exe().map_err(|source| data_dir_error(data_dir, source))?;
-        let backends = Backends::new(data_dir, launcher);
+        let backends = Backends::new(data_dir);
         let mirror = Arc::new(Mirror::open(data_dir, Arc::clone(&clock))?);
         Ok(Self {
             data_dir: data_dir.to_owned(),

@@ -29,6 +29,16 @@ fn is_id(prefix: &str, text: &str) -> bool {
         .is_some_and(|rest| rest.len() == LENGTH && rest.bytes().all(|b| matches!(b, b'a'..=b'z' | b'2'..=b'7')))
 }
 
+/// Text that somebody gave for an id, short enough for an error and without what drives a terminal.
+pub fn shown(text: &str) -> String {
+    const MOST: usize = 64;
+    let mut shown: String = text.chars().take(MOST).flat_map(char::escape_debug).collect();
+    if text.chars().nth(MOST).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
 fn random_bits() -> u128 {
     let rng = ring::rand::SystemRandom::new();
     let bytes = ring::rand::generate::<[u8; 16]>(&rng).expect("the kernel gives random bytes");
@@ -82,7 +92,11 @@ macro_rules! id {
             type Error = Invalid;
 
             fn try_from(text: String) -> Result<Self, Invalid> {
-                if is_id($prefix, &text) { Ok(Self(text)) } else { Err(Invalid { text, prefix: $prefix }) }
+                if is_id($prefix, &text) {
+                    Ok(Self(text))
+                } else {
+                    Err(Invalid { text: shown(&text), prefix: $prefix })
+                }
             }
         }
 
@@ -111,7 +125,7 @@ id!(
     SandboxId, "sbx_");
 id!(
     /// One command in a sandbox.
-    ExecId, "exec_");
+    ExecId, "exe_");
 id!(
     /// A person's decision that is asked for.
     ApprovalId, "apr_");
@@ -134,5 +148,8 @@ mod tests {
         ] {
             assert!(bad.parse::<RunId>().is_err(), "{bad}");
         }
+        let long = format!("run_\u{1b}{}", "x".repeat(10_000));
+        let wanted = format!("`run_\\u{{1b}}{}…` is not an id of the form `run_…`", "x".repeat(59));
+        assert_eq!(long.parse::<RunId>().unwrap_err().to_string(), wanted);
     }
 }

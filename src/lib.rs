@@ -56,6 +56,8 @@
 //! - [`sandbox`]: the [`sandbox::Backend`] seam with `oci` and `docker` behind it, images, control groups, the system-call
 //!   filter, and the host's half of the guest protocol. Knows no runs.
 //! - [`guest`]: PID 1 of every sandbox, static, with a supply chain of its own (feature `guest`). Knows `wire` and nothing else.
+//! - [`forge`]: a second life of the guest's program: the long-lived, single-threaded process of the host's root that makes
+//!   the sandboxes of the `oci` backend (feature `guest`). Knows `wire`, and no image.
 //! - [`wire`]: the frames between the two, used by both ends.
 //! - [`workspace`]: files that outlive a sandbox, as content-addressed trees; snapshots, restore, diff, archives, apply.
 //! - [`policy`]: the file format, its checks, its canonical form and hash, and [`policy::decide()`]. Deny is the default.
@@ -106,6 +108,7 @@
 //! | record | one entry of the audit chain; a *head* is a signed count and hash of the chain | `audit/mod.rs`, `audit/head.rs` |
 //! | fault | the one error contract: code, message, retryable, details | `error.rs` |
 
+pub mod forge;
 pub mod guest;
 pub mod wire;
 

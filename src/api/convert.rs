@@ -461,6 +461,7 @@ pub fn submission(task: proto::Task) -> Result<Submission, Status> {
         model,
         policy: some(task.policy).unwrap_or_else(|| "default".into()),
         workspace: workspace(some(task.tree), some(task.times)).map_err(|error| parsed("tree", error.to_string()))?,
+        empty_workspace: task.empty_workspace,
         check: some(task.check),
         budgets: budgets(task.budgets.unwrap_or_default())?,
         labels: task.labels.into_iter().collect(),
@@ -526,6 +527,7 @@ pub fn submission_to_proto(submission: Submission) -> proto::Task {
             .map(|backend| backend.to_string())
             .unwrap_or_default(),
         trace_id: submission.trace.map(|trace| trace.to_string()).unwrap_or_default(),
+        empty_workspace: submission.empty_workspace,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Where the audit files of a data directory lie, and how lines get into them whole.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -82,13 +82,33 @@ pub(super) fn make_once(path: &Path, content: &[u8], mode: u32) -> Result<(), Er
     make().map_err(|source| failed("make", path, source))
 }
 
+/// Opens a file to read; `None` when there is none. A pipe or a device in its place is refused, and never waited for.
+pub(super) fn open_plain(path: &Path) -> Result<Option<File>, Error> {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+    let open = || {
+        let file = options.open(path)?;
+        match file.metadata()?.is_file() {
+            true => Ok(file),
+            false => Err(io::Error::other("it is not a regular file")),
+        }
+    };
+    match open() {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(failed("open", path, source)),
+    }
+}
+
 /// Reads a small file; `None` when there is none.
 pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, Error> {
-    match fs::read(path) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(failed("read", path, source)),
-    }
+    let Some(mut file) = open_plain(path)? else {
+        return Ok(None);
+    };
+    let mut bytes = Vec::new();
+    let read = file.read_to_end(&mut bytes);
+    read.map_err(|source| failed("read", path, source))?;
+    Ok(Some(bytes))
 }
 
 /// A file of lines, only ever appended to, by the holder of the lock.
@@ -153,6 +173,8 @@ impl Lines {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -207,10 +207,8 @@ fn note_limits(report: &mut Report, newest: u64) {
 pub async fn hold(lock: &Path) -> Result<Option<std::fs::File>, Error> {
     let path = lock.to_owned();
     let locked = tokio::task::spawn_blocking(move || {
-        let file = match std::fs::File::open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(files::failed("open", &path, source)),
+        let Some(file) = files::open_plain(&path)? else {
+            return Ok(None);
         };
         file.lock_shared()
             .map_err(|source| files::failed("lock", &path, source))?;
@@ -394,11 +392,7 @@ struct LogReader {
 
 impl LogReader {
     async fn open(path: &Path) -> Result<Self, Error> {
-        let lines = match tokio::fs::File::open(path).await {
-            Ok(file) => Some(BufReader::new(file)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            Err(source) => return Err(files::failed("open", path, source)),
-        };
+        let lines = files::open_plain(path)?.map(|file| BufReader::new(tokio::fs::File::from_std(file)));
         Ok(Self {
             path: path.to_owned(),
             lines,

@@ -159,7 +159,11 @@ async fn query(args: Query, context: &Context) -> Result<Exit, Error> {
         since: args.since.map(|when| when.from(now)),
         until: args.until.map(|when| when.from(now)),
     };
-    let found = query::find(&open(context)?, &filter, args.limit).await?;
+    let store = open(context)?;
+    let found = query::find(&store, &filter, args.limit).await?;
+    if found.entries.is_empty() {
+        known(&store, &filter).await?;
+    }
     let mut text: String = found.entries.iter().map(entry_text).collect();
     if found.left_out > 0 {
         let _infallible = writeln!(text, "({} older entries left out: raise --limit)", found.left_out);
@@ -167,6 +171,29 @@ async fn query(args: Query, context: &Context) -> Result<Exit, Error> {
     let object = json!({ "entries": found.entries, "left_out": found.left_out });
     context.finish(&object, &text);
     Ok(Exit::Ok)
+}
+
+/// Refuses an id that the whole record does not have: it is mistyped, or of other data.
+async fn known(store: &Sqlite, filter: &Filter) -> Result<(), Error> {
+    let alone = |run: &Option<String>, task: &Option<String>, sandbox: &Option<String>| Filter {
+        run: run.clone(),
+        task: task.clone(),
+        sandbox: sandbox.clone(),
+        ..Filter::default()
+    };
+    for (what, id, alone) in [
+        ("run", &filter.run, alone(&filter.run, &None, &None)),
+        ("task", &filter.task, alone(&None, &filter.task, &None)),
+        ("sandbox", &filter.sandbox, alone(&None, &None, &filter.sandbox)),
+    ] {
+        if let Some(id) = id
+            && query::find(store, &alone, 1).await?.entries.is_empty()
+        {
+            let message = format!("no {what} `{}` on the record", crate::ids::shown(id));
+            return Err(Error::new(Kind::NotFound, message).hint("`exuvia audit query` lists what is there"));
+        }
+    }
+    Ok(())
 }
 
 fn head(context: &Context) -> Result<Exit, Error> {
@@ -314,9 +341,15 @@ mod tests {
             &["verify", "--head", &link],
             &["verify", "--file", &log],
             &["query", "--run", "r", "--since", "1970-01-01T00:00:00Z"],
+            // The run is known; only nothing of it is as old as that.
+            &["query", "--run", "r", "--until", "1970-01-01T00:00:00Z"],
             &["head"],
         ] {
             assert_eq!(call(&context, line).await.unwrap(), Exit::Ok, "{line:?}");
+        }
+        for unknown in ["--run", "--task", "--sandbox"] {
+            let error = call(&context, &["query", unknown, "nobody"]).await.unwrap_err();
+            assert_eq!((error.kind, error.exit()), (Kind::NotFound, Exit::Refused), "{unknown}");
         }
         // A head from elsewhere that this chain does not have.
         let foreign = format!("9:{}", Link::start().hash);
@@ -330,6 +363,11 @@ mod tests {
         for line in [["verify"].as_slice(), &["verify", "--file", &log]] {
             assert_eq!(call(&context, line).await.unwrap(), Exit::Failed, "{line:?}");
         }
+        // A pipe in the log's place is refused; nobody waits for a writer.
+        std::fs::remove_file(&log).unwrap();
+        nix::unistd::mkfifo(log.as_str(), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let error = call(&context, &["verify"]).await.unwrap_err();
+        assert!(error.message.ends_with("it is not a regular file"), "{error}");
         let missing = call(&context, &["verify", "--file", "/nowhere"]).await.unwrap_err();
         assert_eq!(missing.exit(), Exit::Usage);
     }

@@ -79,10 +79,9 @@ struct Report {
 }
 
 pub async fn run(_: Args, context: &Context) -> Result<Exit, Error> {
-    let program = std::env::current_exe().ok();
     let needed = checks::host();
     let report = Report {
-        sandbox: checks::sandbox(&context.data_dir, program).await,
+        sandbox: checks::sandbox(&context.data_dir).await,
         needed,
         more: checks::more(&context.data_dir).await,
         switches: sysctls::all(),

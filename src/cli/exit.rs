@@ -6,8 +6,8 @@ use crate::error::Kind;
 pub const HELP: &str = "\
 Exit codes:
   0  done; for a run: FINISHED
-  1  it failed: run FAILED, audit log broken, policy not valid, host lacks something
-  2  the call is wrong: unknown flag, missing file, value out of range
+  1  it failed: run FAILED, audit log broken, host lacks something
+  2  the call is wrong: unknown flag, missing file, value out of range, policy not valid
   3  the run is EXHAUSTED (a budget)         4  the run is CANCELLED
   5  the run waits: WAITING_APPROVAL, PAUSED
   6  refused: wrong state, no such thing, already there, not allowed
@@ -21,9 +21,9 @@ Exit codes:
 pub enum Exit {
     /// 0: done; for a run: FINISHED.
     Ok,
-    /// 1: the thing itself failed (run FAILED, audit chain broken, policy invalid).
+    /// 1: the thing itself failed (run FAILED, audit chain broken, host lacks something).
     Failed,
-    /// 2: the call is wrong: unknown flag, missing file, invalid value.
+    /// 2: the call is wrong: unknown flag, missing file, invalid value; a policy that is not valid, checked or used.
     Usage,
     /// 3: the run reached a limit (EXHAUSTED).
     Exhausted,

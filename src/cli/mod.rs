@@ -39,9 +39,12 @@ use clap::{Parser, Subcommand};
 pub use exit::{Error, Exit};
 use serde_json::json;
 
+/// With the commit it was built from, and whether there were changes on top.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("EXUVIA_SOURCE"), ")");
+
 /// Runs AI agents nobody trusts on machines somebody cares about.
 #[derive(Debug, Parser)]
-#[command(name = "exuvia", version, about, propagate_version = true, after_help = exit::HELP)]
+#[command(name = "exuvia", version = VERSION, about, propagate_version = true, after_help = exit::HELP)]
 struct Cli {
     /// Print one JSON object as the last line of stdout; everything else goes to stderr.
     #[arg(long, global = true)]
@@ -85,6 +88,16 @@ pub struct Context {
 }
 
 impl Context {
+    /// What a command that is proposed needs to find the same data: nothing, or ` --data-dir DIR`.
+    pub fn data_flag(&self) -> String {
+        let found = std::env::var_os("EXUVIA_DATA_DIR").filter(|dir| !dir.is_empty());
+        let found = absolute(found.map_or_else(default_data_dir, PathBuf::from));
+        match found == self.data_dir {
+            true => String::new(),
+            false => format!(" --data-dir {}", quoted(&self.data_dir.to_string_lossy())),
+        }
+    }
+
     /// Prints the final object (with `--json`) or the text for people.
     pub fn finish(&self, object: &serde_json::Value, text: &str) {
         if self.json {
@@ -100,7 +113,7 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let context = Context {
         json: cli.json,
-        data_dir: absolute(absolute(cli.data_dir.unwrap_or_else(default_data_dir))),
+        data_dir: absolute(cli.data_dir.unwrap_or_else(default_data_dir)),
     };
     log_to_stderr();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -142,6 +155,23 @@ async fn dispatch(command: Command, context: &Context) -> Result<Exit, Error> {
         Command::Audit(args) => audit::run(args, context).await,
         Command::Doctor(args) => doctor::run(args, context).await,
     }
+}
+
+/// As a word of a shell.
+fn quoted(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:,@%=".contains(c);
+    match !text.is_empty() && text.chars().all(is_plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    }
+}
+
+/// A time as people write it: `30s`, `1h 30m`; a number alone counts seconds.
+fn duration(text: &str) -> Result<std::time::Duration, String> {
+    if let Ok(seconds) = text.parse::<u64>() {
+        return Ok(std::time::Duration::from_secs(seconds));
+    }
+    humantime::parse_duration(text).map_err(|error| format!("{error}; write it like `30s`, `5m`, `1h 30m`"))
 }
 
 /// Sandboxes are made by processes of their own, with other working directories.

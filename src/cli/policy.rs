@@ -21,7 +21,7 @@ pub struct Args {
 enum Command {
     /// Check policy files, and report every problem of all of them.
     ///
-    /// Exit code: 0 all are valid, 1 one is not, 2 one is missing.
+    /// Exit code: 0 all are valid, 2 one is not valid or cannot be read, 6 there is no policy of that name.
     Check {
         /// Files (or names).
         #[arg(required = true, value_name = "FILE")]
@@ -97,16 +97,23 @@ fn check(files: &[String], data_dir: &Path) -> Answer {
                 objects.push(json!({"file": file, "valid": false, "violations": violations}));
             }
             Err(error) => {
-                missing = true;
+                match error.kind() {
+                    Kind::NotFound => missing = true,
+                    _ => invalid = true,
+                }
                 let message = crate::error::chain(&error);
-                let _ = writeln!(text, "{file}: {message}");
+                let _ = match message.contains(file.as_str()) {
+                    true => writeln!(text, "{message}"),
+                    false => writeln!(text, "{file}: {message}"),
+                };
                 objects.push(json!({"file": file, "valid": false, "error": message}));
             }
         }
     }
-    let exit = match (missing, invalid) {
+    // As everywhere else that such a policy is named.
+    let exit = match (invalid, missing) {
         (true, _) => Exit::Usage,
-        (false, true) => Exit::Failed,
+        (false, true) => Exit::Refused,
         (false, false) => Exit::Ok,
     };
     (exit, json!({"valid": !missing && !invalid, "files": objects}), text)

@@ -86,14 +86,16 @@ fn check_reports_all_problems_of_all_files() {
         )
     };
     let (exit, object, text) = run(&[good.clone(), path("bad.toml"), path("worse.toml")]);
-    assert_eq!((exit, &object["valid"]), (Exit::Failed, &json!(false)));
+    assert_eq!((exit, &object["valid"]), (Exit::Usage, &json!(false)));
     insta::assert_snapshot!(text);
     assert_eq!(
         object["files"][1]["violations"][0]["position"],
         json!({"line": 4, "column": 1})
     );
     assert_eq!(run(std::slice::from_ref(&good)).0, Exit::Ok);
-    assert_eq!(run(&[good, path("bad.toml"), path("missing.toml")]).0, Exit::Usage);
+    assert_eq!(run(&[good.clone(), path("missing.toml")]).0, Exit::Usage);
+    assert_eq!(run(&[good.clone(), "nobody".to_owned()]).0, Exit::Refused);
+    assert_eq!(run(&[good, path("bad.toml"), "nobody".to_owned()]).0, Exit::Usage);
 }
 
 #[test]

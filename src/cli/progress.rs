@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::report::clean;
+use super::report::{clean, result};
 use crate::api::{convert, proto};
 
 /// Shows events as they come.
@@ -51,7 +51,7 @@ impl Progress {
                     failed.step, failed.attempt
                 ))
             }
-            Some(Kind::ToolFinished(done)) => Some(format!("step {}: {} done", done.step, self.tool(done.step))),
+            Some(Kind::ToolFinished(done)) => Some(line(done, self.tool(done.step))),
             Some(Kind::ToolRefused(refused)) => Some(format!(
                 "step {}: {} refused by rule `{}`",
                 refused.step,
@@ -96,6 +96,44 @@ impl Progress {
     }
 }
 
+fn line(done: &proto::ToolFinished, tool: &str) -> String {
+    let (status, summary) = result(done.result.as_ref());
+    match status.as_str() {
+        "ok" | "truncated" => format!("step {}: {tool} done", done.step),
+        _ => format!("step {}: {tool} failed: {summary}", done.step),
+    }
+}
+
 fn or_dash(text: &str) -> &str {
     if text.is_empty() { "-" } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tool_that_failed_is_not_called_done() {
+        let finished = |status: &str, summary: &str| {
+            let text = |text: &str| prost_types::Value {
+                kind: Some(prost_types::value::Kind::StringValue(text.to_owned())),
+            };
+            let result = prost_types::Struct {
+                fields: [
+                    ("status".to_owned(), text(status)),
+                    ("summary".to_owned(), text(summary)),
+                ]
+                .into(),
+            };
+            let done = proto::ToolFinished {
+                step: 2,
+                result: Some(result),
+                ..Default::default()
+            };
+            line(&done, "shell")
+        };
+        assert_eq!(finished("ok", "exit code 0"), "step 2: shell done");
+        assert_eq!(finished("truncated", "long"), "step 2: shell done");
+        assert_eq!(finished("error", "exit code 1"), "step 2: shell failed: exit code 1");
+    }
 }

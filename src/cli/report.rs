@@ -163,7 +163,8 @@ fn plain(step: u32, state: &'static str, tool: &str, status: &str, attempts: u32
     }
 }
 
-fn result(result: Option<&prost_types::Struct>) -> (String, String) {
+/// Status and summary of a tool's result.
+pub fn result(result: Option<&prost_types::Struct>) -> (String, String) {
     let text = |name: &str| match result
         .and_then(|result| result.fields.get(name))
         .and_then(|value| value.kind.as_ref())
@@ -327,6 +328,17 @@ pub fn ending(run: &proto::Run) -> String {
     out
 }
 
+/// One message of a conversation: its text, then each call on a line of its own.
+pub fn message(message: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut out = format!("[{}] {}", text(&message["role"]), clean(&text(&message["content"])));
+    for call in message["tool_calls"].as_array().into_iter().flatten() {
+        let (name, arguments) = (text(&call["function"]["name"]), text(&call["function"]["arguments"]));
+        let _ = write!(out, "\n  call {} {}", clean_line(&name), clean_line(&arguments));
+    }
+    out
+}
+
 /// The exit code that stands for how a run is.
 pub fn exit(run: &proto::Run) -> Exit {
     let fault = run.outcome.as_ref().and_then(|outcome| outcome.fault.as_ref());
@@ -348,6 +360,18 @@ pub fn exit(run: &proto::Run) -> Exit {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_message_shows_its_calls_on_lines_of_their_own() {
+        let call = |arguments: &str| json!({ "function": { "name": "shell", "arguments": arguments } });
+        let said =
+            json!({ "role": "assistant", "content": "look\u{1b}[2J", "tool_calls": [call("{\"a\":1}"), call("x\ny")] });
+        assert_eq!(
+            message(&said),
+            "[assistant] look\u{fffd}[2J\n  call shell {\"a\":1}\n  call shell x\u{2424}y"
+        );
+        assert_eq!(message(&json!({ "role": "user", "content": "do it" })), "[user] do it");
+    }
 
     #[test]
     fn each_way_to_end_has_its_exit_code() {

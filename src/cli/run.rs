@@ -44,9 +44,12 @@ pub struct Ask {
     /// What is to be done.
     #[arg(long, value_name = "TEXT")]
     pub prompt: Option<String>,
-    /// The files to work on [default: an empty workspace].
+    /// The files to work on [default: none, which a task with a check must confirm by --empty-workspace].
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
+    /// Start from nothing, and mean it.
+    #[arg(long, conflicts_with = "workspace")]
+    pub empty_workspace: bool,
     /// Name or path of the policy [default: default].
     #[arg(long, value_name = "NAME")]
     pub policy: Option<String>,
@@ -72,7 +75,7 @@ pub struct Ask {
     #[arg(long, value_name = "N")]
     pub max_steps: Option<u32>,
     /// At most this long, without the time in which it waits for a person: `10m`.
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = super::duration)]
     pub max_time: Option<Duration>,
     /// At most this many tokens, input and output together.
     #[arg(long, value_name = "N")]
@@ -93,7 +96,13 @@ impl Ask {
         labels.extend(self.labels);
         self.labels = labels.into_iter().collect();
         self.prompt = self.prompt.or(file.prompt);
-        self.workspace = self.workspace.or(file.workspace);
+        match (&self.workspace, self.empty_workspace) {
+            (Some(_), _) | (None, true) => {}
+            (None, false) => {
+                self.workspace = file.workspace;
+                self.empty_workspace = file.empty_workspace && self.workspace.is_none();
+            }
+        }
         self.policy = self.policy.or(file.policy);
         self.model = self.model.or(file.model);
         self.credential = self.credential.or(file.credential);
@@ -121,12 +130,19 @@ impl Ask {
                 "give --model openai:MODEL or --model scripted:FILE, or set EXUVIA_MODEL",
             )
         })?;
+        if self.check.is_some() && self.workspace.is_none() && !self.empty_workspace {
+            return Err(usage(
+                "there is a completion check and no workspace for it to judge",
+                "give --workspace DIR, or --empty-workspace where that is meant: a check may well pass on no files at all",
+            ));
+        }
         let image = self.image.map(|image| image.parse::<ImageRef>()).transpose();
         Ok(Submission {
             prompt,
             model: crate::task::Model::from_spec(&spec, self.credential)?,
             policy: self.policy.unwrap_or_else(|| "default".into()),
             workspace,
+            empty_workspace: self.empty_workspace,
             check: self.check,
             budgets,
             labels: self.labels.into_iter().collect(),
@@ -254,7 +270,7 @@ pub async fn follow(
             view = rest(service, run) => view?,
             () = interrupted() => {
                 progress.done();
-                err!("interrupted; go on with: exuvia run --resume {run}");
+                err!("interrupted; go on with: exuvia run --resume {run}{}", context.data_flag());
                 service.shut_down(Duration::from_secs(10)).await;
                 return Ok(Exit::Passed(130));
             }
@@ -277,7 +293,9 @@ pub async fn follow(
             "run {run} stands at {} and cannot be driven; the log above says why",
             view.state.public()
         );
-        return Err(Error::new(Kind::Unavailable, message).hint(format!("exuvia run --resume {run}")));
+        return Err(
+            Error::new(Kind::Unavailable, message).hint(format!("exuvia run --resume {run}{}", context.data_flag()))
+        );
     }
     finish(service, &view, context, apply).await
 }
@@ -360,16 +378,22 @@ async fn finish(service: &Service, view: &View, context: &Context, apply: Option
         object["applied"] = applied.changes.len().into();
         if !applied.left_out.is_empty() {
             text += &format!(
-                "left out, since they belong to git itself: {} files\n",
+                "left out, since they belong to git itself: {} file(s)\n",
                 applied.left_out.len()
             );
         }
-        text += &format!("applied {} changes to {}\n", applied.changes.len(), directory.display());
+        let count = applied.changes.len();
+        let changes = if count == 1 { "change" } else { "changes" };
+        text += &format!("applied {count} {changes} to {}\n", directory.display());
     }
     if !diff.is_empty() {
         text += &format!("\n{}\n", report::clean(&String::from_utf8_lossy(&diff)));
     }
-    text += &format!("audit log: {} (exuvia audit query --run {id})\n", audit.display());
+    text += &format!(
+        "audit log: {} (exuvia audit query --run {id}{})\n",
+        audit.display(),
+        context.data_flag()
+    );
     context.finish(&object, &text);
     Ok(report::exit(&run))
 }

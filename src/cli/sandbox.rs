@@ -76,7 +76,7 @@ struct Run {
     #[arg(long)]
     stdin: bool,
     /// Kill the command after this long: `30s`, `5m` [default: the policy's `wall_time`, which is also the most].
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = super::duration)]
     timeout: Option<Duration>,
     /// Set a variable; may be repeated. Nothing else of your environment goes in.
     #[arg(long, value_name = "NAME=VALUE", value_parser = plan::variable)]

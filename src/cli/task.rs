@@ -336,15 +336,7 @@ async fn transcript(mut client: Client, id: String, context: &Context) -> Result
         .await?
         .into_inner();
     let messages: Vec<Value> = answer.messages.iter().map(convert::struct_from_proto).collect();
-    let text: Vec<String> = messages
-        .iter()
-        .map(|message| {
-            let role = message["role"].as_str().unwrap_or_default();
-            let content = message["content"].as_str().unwrap_or_default();
-            let calls = message.get("tool_calls").map(ToString::to_string).unwrap_or_default();
-            report::clean(&format!("[{role}] {content}{calls}"))
-        })
-        .collect();
+    let text: Vec<String> = messages.iter().map(report::message).collect();
     context.finish(
         &json!({ "run_id": answer.run_id, "messages": messages }),
         &text.join("\n"),

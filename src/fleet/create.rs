@@ -229,6 +229,7 @@ pub(super) fn driver(inner: &Arc<Inner>, lease: Lease, lacks: Vec<String>, state
         execs: Execs::new(Arc::clone(&inner.clock)),
         activity: Activity::new(Arc::clone(&inner.clock)),
         clock: Arc::clone(&inner.clock),
+        on_shutdown: inner.config.on_shutdown,
         orders,
         view: view.subscribe(),
         sandbox: OnceLock::new(),
@@ -241,5 +242,6 @@ pub(super) fn driver(inner: &Arc<Inner>, lease: Lease, lacks: Vec<String>, state
         view,
         lease,
         place,
+        has_execs: true,
     }
 }

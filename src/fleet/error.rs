@@ -144,6 +144,9 @@ fn of_sandbox(error: &sandbox::Error) -> &str {
         sandbox::Error::GuestLost { .. } => "SANDBOX_LOST",
         // The guest's own word: `program_not_found`, `cwd_not_found`, `not_found`, `permission`, …
         sandbox::Error::NotStarted { code, .. } | sandbox::Error::File { code, .. } => code,
+        sandbox::Error::NoExec(_) => "EXEC_NOT_FOUND",
+        sandbox::Error::OutputDropped { .. } => "OUTPUT_DROPPED",
+        sandbox::Error::Refused { .. } => "PORT_REFUSED",
         sandbox::Error::CleanUp { cause, .. } => of_sandbox(cause),
     }
 }

@@ -135,7 +135,8 @@ impl Maker {
         let backend = self.backends.get(lease.backend).await?;
         let (data_dir, name) = (self.data_dir.clone(), lease.spec.id.to_string());
         let directory = blocking(move || Ok::<_, Error>(WorkDir::adopt(&data_dir, &name)?)).await?;
-        let sandbox = Sandbox::adopt(backend, lease.spec.clone(), self.filter.clone()).await?;
+        let handle = backend.adopt(&lease.spec.id).await?;
+        let sandbox = Sandbox::known(backend, handle, lease.spec.clone(), self.filter.clone());
         let life = sandbox.life().await?;
         match lease.paused {
             // It cannot answer. Frozen again, should that have come half way.

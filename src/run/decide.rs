@@ -28,9 +28,13 @@ pub struct Answer {
 pub fn decide(job: &Job, state: &State, session: &Session, step: u32) -> Result<Event, Error> {
     let call = find(session, step)?;
     if let Err(result) = job.registry.check(&call.tool, &call.arguments) {
+        let decision = match crate::tool::registry::Builtin::by_name(&call.tool) {
+            Some(_) => not_a_call(call),
+            None => no_such_tool(call),
+        };
         return Ok(Event::ToolRefused {
             step,
-            decision: not_a_call(call),
+            decision,
             result: *result,
         });
     }
@@ -151,12 +155,21 @@ fn action_hash(job: &Job, state: &State, call: &Call) -> String {
     hasher.finalize().to_hex().to_string()
 }
 
+fn no_such_tool(call: &Call) -> Decision {
+    Decision {
+        verdict: Verdict::Deny,
+        rule: "tools".into(),
+        source: "built in".into(),
+        reason: format!("there is no tool `{}`", crate::ids::shown(&call.tool)),
+    }
+}
+
 fn not_a_call(call: &Call) -> Decision {
     Decision {
         verdict: Verdict::Deny,
         rule: "arguments".into(),
         source: "built in".into(),
-        reason: format!("`{}` was not called as its schema says", call.tool),
+        reason: format!("the arguments of `{}` do not fit its schema", call.tool),
     }
 }
 

@@ -116,8 +116,8 @@ pub enum Error {
     NoJournal(RunId),
     #[error("no tool call has step {0}")]
     NoCall(u32),
-    #[error("the run waits for no approval")]
-    NothingToApprove,
+    #[error("run `{run}` is {state}: it waits for no approval")]
+    NothingToApprove { run: RunId, state: String },
     #[error("it was {} by {by} already", if *approved { "approved" } else { "denied" })]
     Decided { by: String, approved: bool },
     #[error("no open approval `{0}`")]
@@ -148,7 +148,7 @@ impl Error {
             Self::Bench(error) => error.kind(),
             Self::Invalid(_) | Self::Budgets(_) => Kind::Invalid,
             Self::NoApproval(_)
-            | Self::NothingToApprove
+            | Self::NothingToApprove { .. }
             | Self::Decided { .. }
             | Self::WrongState { .. }
             | Self::UnknownVersion { .. }
@@ -180,7 +180,7 @@ impl Error {
             | Self::NoJournal(_)
             | Self::NoCall(_)
             | Self::NoApproval(_)
-            | Self::NothingToApprove
+            | Self::NothingToApprove { .. }
             | Self::Decided { .. }
             | Self::Budgets(_)
             | Self::Invalid(_)
@@ -210,7 +210,7 @@ impl Error {
             | Self::NoCall(_)
             | Self::Broke(_)
             | Self::Host(_) => "INTERNAL",
-            Self::NoApproval(_) | Self::NothingToApprove => "NO_OPEN_APPROVAL",
+            Self::NoApproval(_) | Self::NothingToApprove { .. } => "NO_OPEN_APPROVAL",
             Self::Decided { .. } => "ALREADY_DECIDED",
             Self::Invalid(_) => "INVALID",
             Self::Budgets(_) => "BUDGETS",

@@ -64,6 +64,9 @@ pub struct Submission {
     pub policy: String,
     /// `None` = an empty workspace.
     pub workspace: Option<Revision>,
+    /// Whether an empty workspace is meant. Without it a check is refused where there are no files to judge.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub empty_workspace: bool,
     pub check: Option<String>,
     pub budgets: BudgetOverrides,
     pub labels: BTreeMap<String, String>,
@@ -169,14 +172,22 @@ impl Service {
 
     pub(super) async fn create(&self, submission: Submission, key: Option<String>) -> Result<Created, Error> {
         let inner = &self.0;
-        if submission.prompt.trim().is_empty() {
-            return Err(Error::Invalid("the prompt is empty".into()));
-        }
         let body = serde_json::to_vec(&submission).expect("a submission is plain data");
         let idempotency = key.map(|key| Idempotency {
             key,
             body_hash: blake3::hash(&body).to_hex().to_string(),
         });
+        // First of all: what was accepted once stays accepted, whatever has become of its policy or files since.
+        if let Some(wanted) = &idempotency
+            && let Some(record) = inner.shop.store.known(wanted).await?
+        {
+            return Ok(Created::Known(record));
+        }
+        if submission.prompt.trim().is_empty() {
+            return Err(Error::Invalid("the prompt is empty".into()));
+        }
+        check_files(&submission)?;
+        crate::task::check_labels(&submission.labels).map_err(Error::Invalid)?;
         let policy = Policies::load(&submission.policy, &inner.data_dir)?;
         let budgets = policy.narrow_budgets(&submission.budgets).map_err(Error::Budgets)?;
         submission.model.client()?;
@@ -300,7 +311,7 @@ impl Service {
         }
         let task = id
             .parse::<TaskId>()
-            .map_err(|_| Error::Invalid(format!("`{id}` is neither a run id nor a task id")))?;
+            .map_err(|_| Error::Invalid(format!("`{}` is neither a run id nor a task id", crate::ids::shown(id))))?;
         Ok(self.0.shop.store.run_of_task(&task).await?)
     }
 
@@ -639,6 +650,19 @@ fn concrete(view: &View, signal: Signal) -> Signal {
     }
 }
 
+/// A check that finds no files may well pass (no tests, no failures): that a run starts from nothing must be meant.
+fn check_files(submission: &Submission) -> Result<(), Error> {
+    match (&submission.check, submission.workspace, submission.empty_workspace) {
+        (Some(_), None, false) => Err(Error::Invalid(
+            "there is a completion check and no workspace for it to judge: give a `tree`, or `empty_workspace` where \
+             that is meant"
+                .into(),
+        )),
+        (_, Some(_), true) => Err(Error::Invalid("`tree` and `empty_workspace` exclude each other".into())),
+        (Some(_) | None, _, _) => Ok(()),
+    }
+}
+
 /// Of two who decide at once one is heard; the other must not believe that it was they.
 fn check_decided(view: &View, signal: &Signal) -> Result<(), Error> {
     let Signal::Decide {
@@ -671,7 +695,10 @@ fn check_approval(view: &View, wanted: Option<&ApprovalId>) -> Result<(), Error>
         Some(wanted) if open.iter().any(|(_, approval)| *approval == wanted) => Ok(()),
         Some(wanted) => Err(Error::NoApproval(wanted.to_string())),
         None if open.len() == 1 => Ok(()),
-        None if open.is_empty() => Err(Error::NothingToApprove),
+        None if open.is_empty() => Err(Error::NothingToApprove {
+            run: view.record.run.clone(),
+            state: view.state.public().to_owned(),
+        }),
         None => Err(Error::Invalid(format!("{} approvals are open: name one", open.len()))),
     }
 }

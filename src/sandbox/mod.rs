@@ -20,14 +20,17 @@ pub mod session;
 mod spec;
 
 pub use backend::{Backend, Capabilities, Handle, Owned};
-pub use exec::{Captured, Cause, Command, Control, Ended, Exec, Finished, Output, Stdin};
+pub use exec::{
+    Background, Captured, Cause, Command, Control, EndReason, Ended, Exec, ExecInfo, Finished, Offsets, Output, Overflow,
+    Piece, Stdin, Tell, TerminalSize,
+};
 pub use files::Files;
 pub use life::Life;
 pub use session::Sandbox;
-pub use spec::{BackendName, Identity, ImageRef, InvalidImage, Isolation, Limits, Mount, Spec, Usage};
+pub use spec::{BackendName, Identity, ImageRef, InvalidImage, Isolation, Limits, Mount, RESERVED, Spec, Usage};
 
 use crate::error::Kind;
-use crate::ids::SandboxId;
+use crate::ids::{ExecId, SandboxId};
 
 /// What can go wrong with a sandbox itself. What a user's program does is never one of these: see [`Ended`].
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +54,13 @@ pub enum Error {
     /// The guest could not start the command; `code` as in guest.proto (`program_not_found`, `cwd_not_found`, …).
     #[error("could not start the command: {message}")]
     NotStarted { code: String, message: String },
+    #[error("no exec `{0}`")]
+    NoExec(ExecId),
+    /// Output that was asked for is not kept any more; `kept` is the first byte of each stream that is.
+    #[error("output of exec `{exec}` was dropped: it is kept from {} (stdout), {} (stderr), {} (terminal) on", kept.stdout, kept.stderr, kept.pty)]
+    OutputDropped { exec: ExecId, kept: Offsets },
+    #[error("port {port} of the sandbox: {reason}")]
+    Refused { port: u16, reason: String },
     /// A file call failed; `code` as in guest.proto (`not_found`, `permission`, …).
     #[error("{message}")]
     File { code: String, message: String },
@@ -88,8 +98,9 @@ impl Error {
         match self {
             Self::Unsupported { .. } => Kind::WrongState,
             Self::Image { .. } | Self::NotStarted { .. } | Self::File { .. } => Kind::Invalid,
-            Self::NotFound(_) => Kind::NotFound,
-            Self::Backend { .. } | Self::GuestLost { .. } => Kind::Unavailable,
+            Self::NotFound(_) | Self::NoExec(_) => Kind::NotFound,
+            Self::OutputDropped { .. } => Kind::WrongState,
+            Self::Backend { .. } | Self::GuestLost { .. } | Self::Refused { .. } => Kind::Unavailable,
             Self::CleanUp { cause, .. } => cause.kind(),
         }
     }

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::Error;
 use crate::ids::SandboxId;
 
 /// Everything a backend needs to make one sandbox.
@@ -24,6 +25,51 @@ pub struct Spec {
     /// Further read-only binds.
     pub mounts: Vec<Mount>,
     pub labels: BTreeMap<String, String>,
+}
+
+/// Places inside that the sandbox itself fills: a bind there would be hidden by it, or hide it.
+pub const RESERVED: [&str; 8] = [
+    "/proc",
+    "/sys",
+    "/dev",
+    "/.exuvia",
+    "/workspace",
+    "/tmp",
+    "/var/tmp",
+    "/run",
+];
+
+impl Spec {
+    /// What no backend takes; each checks more of its own.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a bind that would not be seen, or that would take the place of something of the sandbox.
+    pub fn check(&self) -> Result<(), Error> {
+        for Mount { target, .. } in &self.mounts {
+            let refused = |missing: String| {
+                Err(Error::Unsupported {
+                    wanted: format!("a mount at `{}`", target.display()),
+                    missing,
+                })
+            };
+            let is_clean = target
+                .components()
+                .all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+                && target.components().collect::<PathBuf>().as_os_str() == target.as_os_str();
+            if !target.is_absolute() || !is_clean {
+                return refused("a target is an absolute path without `.`, `..` and `//`".to_owned());
+            }
+            let taken = RESERVED
+                .iter()
+                .find(|place| target.starts_with(place) || Path::new(place).starts_with(target));
+            if let Some(place) = taken {
+                return refused(format!(
+                    "`{place}` belongs to the sandbox itself, which would hide what is mounted there; choose another TARGET"
+                ));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Where the root file system comes from. Written `host`, `rootfs:DIR`, `tar:FILE` or `docker:NAME`.
@@ -200,4 +246,59 @@ pub struct Usage {
     /// Forks refused by the pids limit so far.
     pub pids_refused: u64,
     pub cpu_us: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bind_that_the_sandbox_would_hide_is_refused_by_name() {
+        let check = |target: &str| {
+            let spec = Spec {
+                id: SandboxId::from_bits(1),
+                image: ImageRef::Host,
+                isolation: Isolation::Container,
+                limits: Limits::default(),
+                identity: Identity { base: 1 << 20 },
+                workspace: None,
+                mounts: vec![Mount {
+                    source: "/srv".into(),
+                    target: target.into(),
+                }],
+                labels: BTreeMap::new(),
+            };
+            spec.check().map_err(|error| error.to_string())
+        };
+        for fine in [
+            "/src",
+            "/usr/share/data",
+            "/var/lib/x",
+            "/tmpfiles",
+            "/srv/run",
+            "/etc/app",
+        ] {
+            assert_eq!(check(fine), Ok(()), "{fine}");
+        }
+        for (target, place) in [
+            ("/tmp", "/tmp"),
+            ("/tmp/x", "/tmp"),
+            ("/var/tmp/x", "/var/tmp"),
+            ("/var", "/var/tmp"),
+            ("/run/x", "/run"),
+            ("/dev/shm/x", "/dev"),
+            ("/workspace/x", "/workspace"),
+            ("/.exuvia", "/.exuvia"),
+            ("/proc/self", "/proc"),
+            ("/", "/proc"),
+        ] {
+            let error = check(target).unwrap_err();
+            let wanted =
+                format!("this host cannot give a mount at `{target}`: `{place}` belongs to the sandbox itself");
+            assert!(error.starts_with(&wanted), "{error}");
+        }
+        for target in ["src", "/a/../proc", "/a/./b", "/a//b", "/a/"] {
+            assert!(check(target).unwrap_err().contains("absolute path"), "{target}");
+        }
+    }
 }

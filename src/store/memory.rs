@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 
 use super::{
-    Checkpoint, Commit, Created, Error, NewTask, Owner, Pending, Query, RunRecord, Signal, Store, format, rules,
+    Checkpoint, Commit, Created, Error, Idempotency, NewTask, Owner, Pending, Query, RunRecord, Signal, Store, format,
+    rules,
 };
 use crate::audit::{self, Link};
 use crate::clock::Clock;
@@ -186,6 +187,15 @@ impl Store for Memory {
         });
         self.wrote(&mut state);
         Ok(Created::New(task.record))
+    }
+
+    async fn known(&self, key: &Idempotency) -> Result<Option<RunRecord>, Error> {
+        let state = self.state();
+        let Some((body_hash, task)) = state.keys.get(&key.key) else {
+            return Ok(None);
+        };
+        rules::same_request(key, body_hash, task)?;
+        state.newest(task).map(Some)
     }
 
     async fn run(&self, run: &RunId) -> Result<RunRecord, Error> {

@@ -165,6 +165,11 @@ pub trait Store: Send + Sync + Debug {
     /// # Errors
     /// [`Error::KeyReused`] when the key is known with another body.
     async fn create(&self, task: NewTask) -> Result<Created, Error>;
+    /// The newest run of the task that an idempotency key was given for, if it was.
+    ///
+    /// # Errors
+    /// [`Error::KeyReused`] when the key is known with another body.
+    async fn known(&self, key: &Idempotency) -> Result<Option<RunRecord>, Error>;
     async fn run(&self, run: &RunId) -> Result<RunRecord, Error>;
     /// The newest run of a task.
     async fn run_of_task(&self, task: &TaskId) -> Result<RunRecord, Error>;

@@ -1,10 +1,12 @@
 //! What is asked: the frozen request that a run starts from, and the task file that a person writes.
 
+mod labels;
 mod model;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+pub use labels::check as check_labels;
 pub use model::Model;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -66,6 +68,9 @@ impl Task {
 pub struct TaskFile {
     pub prompt: Option<String>,
     pub workspace: Option<PathBuf>,
+    /// Start from nothing; needed with a `check` and no `workspace`.
+    #[serde(default)]
+    pub empty_workspace: bool,
     pub policy: Option<String>,
     /// `scripted:FILE`, `openai:MODEL`, `openai:MODEL@BASE_URL`.
     pub model: Option<String>,

@@ -53,6 +53,18 @@ fn bad_tasks() -> Vec<(proto::Task, Code, &'static str, &'static str)> {
     let b = proto::Budgets::default;
     vec![
         (
+            with(|task| task.check = "true".into()),
+            InvalidArgument,
+            "INVALID",
+            "empty_workspace",
+        ),
+        (
+            with(|task| task.labels = [("a".into(), "b\u{1b}".into())].into()),
+            InvalidArgument,
+            "INVALID",
+            "label `a`",
+        ),
+        (
             with(|task| task.prompt = " \n".into()),
             InvalidArgument,
             "INVALID",

@@ -90,7 +90,7 @@ async fn h1_c2_c5_what_cannot_be_called_is_a_result_and_its_siblings_run() {
             _ => None,
         })
         .collect();
-    assert_eq!(rules, ["arguments", "arguments", "no-list"]);
+    assert_eq!(rules, ["tools", "arguments", "no-list"]);
     let done = client.get(get(&run)).await.unwrap().into_inner();
     assert_eq!(done.state(), RunState::Finished);
     // Refused calls are no steps.
@@ -154,6 +154,7 @@ async fn a6_a_failed_check_is_told_and_the_run_goes_on() {
         .say("now it is");
     let task = proto::Task {
         check: "test -f proof".into(),
+        empty_workspace: true,
         ..script.task()
     };
     let run = bed.submit(&task).await.run_id;
@@ -178,6 +179,7 @@ async fn a6_a_failed_check_is_told_and_the_run_goes_on() {
     // One whose check never passes is never FINISHED.
     let task = proto::Task {
         check: "false".into(),
+        empty_workspace: true,
         budgets: Some(Budgets {
             model_calls: Some(2),
             ..Default::default()

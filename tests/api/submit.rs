@@ -51,6 +51,24 @@ async fn the_same_key_and_body_is_the_same_task_and_another_body_is_refused() {
     assert_eq!(all.runs.len(), 3, "what was refused is not stored");
 }
 
+/// What was accepted once is answered with its run, also when it would be refused today.
+#[tokio::test]
+async fn a_known_key_is_looked_up_before_the_task_is_judged() {
+    let bed = Bed::new().await;
+    let mut client = bed.client().await;
+    bed.policy("brief", "");
+    let task = proto::Task {
+        policy: "brief".into(),
+        ..Script::new().finish("done").task()
+    };
+    let first = client.submit(keyed("k", &task)).await.unwrap().into_inner();
+    std::fs::remove_file(bed.data.path().join("policies/brief.toml")).unwrap();
+    let again = client.submit(keyed("k", &task)).await.unwrap().into_inner();
+    assert_eq!(again.run_id, first.run_id);
+    let new = client.submit(keyed("l", &task)).await.unwrap_err();
+    assert_eq!(why(&new), (Code::NotFound, "POLICY".into()));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_same_key_at_the_same_moment_makes_one_task() {
     let bed = Bed::new().await;

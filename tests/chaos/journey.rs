@@ -38,6 +38,7 @@ pub fn task() -> proto::Task {
         .finish("all done");
     proto::Task {
         check: "test -f done".into(),
+        empty_workspace: true,
         ..script.task()
     }
 }

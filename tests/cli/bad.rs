@@ -56,6 +56,21 @@ fn what_is_wrong_with_a_call_is_said() {
     refused(&with(&["--workspace", "script.jsonl"]), 2, "invalid", &["script.jsonl"]);
     refused(&with(&["--policy", "nobody"]), 6, "not_found", &["nobody"]);
     refused(&with(&["--apply"]), 2, "invalid", &["--workspace"]);
+    // A check that finds no tests may pass: nothing is FINISHED on nothing.
+    let unmeant = with(&["--check", "true"]);
+    refused(&unmeant, 2, "invalid", &["check", "no workspace"]);
+    assert!(
+        unmeant.stderr.contains("--workspace DIR, or --empty-workspace"),
+        "{unmeant:?}"
+    );
+    let unmeant = desk.file("task.toml", "prompt = \"x\"\ncheck = \"true\"\n");
+    refused(
+        &desk.call(&["run", &unmeant, "--model", &model]),
+        2,
+        "invalid",
+        &["check", "no workspace"],
+    );
+    refused(&with(&["--label", "a=b\nc"]), 2, "invalid", &["label `a`"]);
     refused(
         &with(&["--max-steps", "1000"]),
         2,
@@ -67,6 +82,15 @@ fn what_is_wrong_with_a_call_is_said() {
     let unknown = format!("run_{}", "a".repeat(26));
     refused(&desk.call(&["run", "--resume", &unknown]), 6, "not_found", &[&unknown]);
     refused(&desk.call(&["approve", &unknown]), 6, "not_found", &[&unknown]);
+    let long = desk.call(&["approve", &"x".repeat(5000)]);
+    refused(&long, 2, "invalid", &["neither a run id nor a task id"]);
+    assert!(long.stderr.len() < 200, "{long:?}");
+    refused(
+        &desk.call(&["audit", "query", "--run", &unknown]),
+        6,
+        "not_found",
+        &[&unknown],
+    );
     for usage in [
         &["run", "--frobnicate"][..],
         &["run", "--max-time", "soon"],

@@ -32,11 +32,11 @@ impl Plan {
         let filter = seccomp::default_filter().map_err(|error| Error::of(Kind::WrongState, &error))?;
         let most = policy.limits().wall_time;
         let command = Command {
-            argv: run.command.into_iter().map(OsStringExt::into_vec).collect(),
             env: run.env.into_iter().collect(),
             cwd: run.workdir.map(|dir| dir.into_os_string().into_vec()),
             timeout: Some(run.timeout.map_or(most, |asked| asked.min(most))),
             stdin: if run.stdin { Stdin::Open } else { Stdin::Null },
+            ..Command::new(run.command.into_iter().map(OsStringExt::into_vec))
         };
         let mounts = policy.mounts().iter().cloned().chain(run.mount_ro).collect();
         Ok(Self {
@@ -113,7 +113,7 @@ pub(super) fn mount(text: &str) -> Result<Mount, String> {
         Some(_) | None => (text, None),
     };
     let source = std::path::absolute(source).map_err(|error| error.to_string())?;
-    std::fs::metadata(&source).map_err(|error| format!("`{}`: {error}", source.display()))?;
+    std::fs::metadata(&source).map_err(|error| format!("it cannot be read: {error}"))?;
     let target = match target {
         Some(target) => target,
         // Links resolved: a path inside has no `.` and `..`.
@@ -222,7 +222,7 @@ mod tests {
         let odd = tempfile::Builder::new().prefix("a:b").tempdir().unwrap();
         let odd = odd.path().to_str().unwrap();
         assert_eq!(mount(odd), at(odd, odd));
-        assert!(mount("/nowhere:/data").unwrap_err().starts_with("`/nowhere`: "));
+        assert!(mount("/nowhere:/data").unwrap_err().starts_with("it cannot be read: "));
         assert!(variable("=x").is_err() && variable("x").is_err());
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use eventsource_stream::{Event, EventStreamError, Eventsource};
 use futures::{Stream, StreamExt};
 
-/// The parser keeps an unfinished line in memory and looks at all of it again for each read.
+/// The parser looks at an unfinished line anew for each read, which is quadratic in its length: it is given whole lines.
 const MAX_LINE: usize = 4 << 20;
 
 /// Cuts `bytes` into events; an error is the reason why the stream is broken, and the last item.
@@ -23,7 +23,9 @@ where
     let bounded = async_stream::stream! {
         let mut bytes = std::pin::pin!(bytes);
         let mut start = Some(Vec::new());
-        let (mut total, mut line) = (0, 0);
+        // The line that has no end yet.
+        let mut line = Vec::new();
+        let mut total = 0;
         while let Some(read) = bytes.next().await {
             let read = match read {
                 Ok(read) => read,
@@ -34,12 +36,8 @@ where
             };
             let mut read = read.as_ref().to_vec();
             total += read.len();
-            line = match read.iter().rposition(|byte| matches!(byte, b'\n' | b'\r')) {
-                Some(end) => read.len() - end,
-                None => line + read.len(),
-            };
-            if total > max_bytes || line > MAX_LINE {
-                yield Err(format!("it is longer than {max_bytes} bytes, or a line of it than {MAX_LINE}"));
+            if total > max_bytes {
+                yield Err(format!("it is longer than {max_bytes} bytes"));
                 return;
             }
             if let Some(mut first) = start.take() {
@@ -50,9 +48,22 @@ where
                 }
                 read = first.strip_prefix(BOM).map(<[u8]>::to_vec).unwrap_or(first);
             }
-            yield Ok(read);
+            let rest = match read.iter().rposition(|byte| matches!(byte, b'\n' | b'\r')) {
+                Some(end) => read.split_off(end + 1),
+                None => std::mem::take(&mut read),
+            };
+            if line.len() + read.len().max(rest.len()) > MAX_LINE {
+                yield Err(format!("a line of it is longer than {MAX_LINE} bytes"));
+                return;
+            }
+            if !read.is_empty() {
+                line.append(&mut read);
+                yield Ok(std::mem::take(&mut line));
+            }
+            line.extend(rest);
         }
-        yield Ok(start.unwrap_or_default());
+        line.extend(start.unwrap_or_default());
+        yield Ok(line);
         yield Ok(b"\n\n".to_vec());
     };
     bounded.eventsource().map(|event| event.map_err(reason))
@@ -105,7 +116,11 @@ mod tests {
             "{long:?}"
         );
         let line = vec![b'x'; MAX_LINE + 1];
-        assert!(run(&[&line], usize::MAX).await[0].is_err());
+        let too_long = Err(format!("a line of it is longer than {MAX_LINE} bytes"));
+        assert_eq!(run(&[&line], usize::MAX).await, std::slice::from_ref(&too_long));
+        // Also in small reads, of which none is looked at twice.
+        let reads: Vec<&[u8]> = line.chunks(64).collect();
+        assert_eq!(run(&reads, usize::MAX).await, [too_long]);
         assert_eq!(
             run(&[b"data: \xFF\n\n"], 100).await,
             vec![Err("it is not UTF-8".to_owned())]

@@ -8,7 +8,7 @@ use crate::sandbox::Mount;
 /// Host paths that no sandbox gets, nor anything below them: kernel interfaces, and where engines keep their sockets.
 const NEVER_SOURCES: &[&str] = &["/proc", "/sys", "/dev", "/run", "/var/run"];
 /// What the sandbox puts there itself.
-const NEVER_TARGETS: &[&str] = &["/proc", "/sys", "/dev", "/workspace", "/tmp"];
+const NEVER_TARGETS: &[&str] = &crate::sandbox::RESERVED;
 
 impl Checker<'_> {
     /// By target. With a parent: its mounts, or some of them.

@@ -190,6 +190,7 @@ fn submission(jsonl: String) -> Submission {
         },
         policy: "default".into(),
         workspace: None,
+        empty_workspace: true,
         check: None,
         budgets: BudgetOverrides::default(),
         labels: Default::default(),

@@ -201,6 +201,7 @@ impl Backend for Fake {
     }
 
     async fn create(&self, spec: &Spec) -> Result<Handle, Error> {
+        spec.check()?;
         self.begin(Call::Create, Some(&spec.id)).await?;
         let handle = Handle {
             id: spec.id.clone(),

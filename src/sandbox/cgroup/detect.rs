@@ -179,8 +179,9 @@ mod tests {
 
         let unified = detect(V2, "cpuset cpu io memory pids").unwrap();
         assert_eq!(unified.version(), Version::V2);
-        let doors = unified.group("sbx_1").doors();
-        assert_eq!(doors, [Path::new("/sys/fs/cgroup/exuvia/sbx_1/cgroup.procs")]);
+        let group = unified.group("sbx_1");
+        assert_eq!(group.cradle(), Some(Path::new("/sys/fs/cgroup/exuvia/sbx_1")));
+        assert_eq!((group.doors(), hybrid.group("sbx_1").cradle()), (Vec::new(), None));
     }
 
     #[test]

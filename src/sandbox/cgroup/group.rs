@@ -68,13 +68,20 @@ impl Group {
         }
     }
 
-    /// The files into which a single-threaded process writes `0` to enter.
+    /// Version 1: the files into which a single-threaded process writes `0` to enter.
     pub fn doors(&self) -> Vec<PathBuf> {
-        let name = match self.version {
-            Version::V1 => "tasks",
-            Version::V2 => "cgroup.procs",
-        };
-        self.distinct().into_iter().map(|dir| dir.join(name)).collect()
+        match self.version {
+            Version::V1 => self.distinct().into_iter().map(|dir| dir.join("tasks")).collect(),
+            Version::V2 => Vec::new(),
+        }
+    }
+
+    /// Version 2: the directory that a process can be born into.
+    pub fn cradle(&self) -> Option<&Path> {
+        match self.version {
+            Version::V1 => None,
+            Version::V2 => self.distinct().first().copied(),
+        }
     }
 
     /// The processes inside, as the host numbers them.

@@ -100,10 +100,15 @@ pub fn host() -> Result<Root, Error> {
 }
 
 fn refused(image: &ImageRef, reason: rootfs::Refused) -> Error {
-    Error::Image {
-        image: image.to_string(),
-        reason: crate::error::chain(&reason),
-    }
+    let image = image.to_string();
+    let reason = match reason {
+        // The name of the image ends with it: once is enough.
+        rootfs::Refused::Read { path, source } if image.ends_with(&*path.to_string_lossy()) => {
+            format!("cannot read it: {source}")
+        }
+        reason => crate::error::chain(&reason),
+    };
+    Error::Image { image, reason }
 }
 
 /// The accounts of a sandbox whose programs run as `user`: `/etc/passwd` and `/etc/group`.

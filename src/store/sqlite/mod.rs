@@ -22,7 +22,8 @@ use rusqlite::params;
 use self::readers::Readers;
 use self::writer::Writer;
 use super::{
-    Checkpoint, Commit, Created, Error, NewTask, Owner, Pending, Query, RunRecord, Signal, Store, format, rules,
+    Checkpoint, Commit, Created, Error, Idempotency, NewTask, Owner, Pending, Query, RunRecord, Signal, Store, format,
+    rules,
 };
 use crate::audit;
 use crate::clock::Clock;
@@ -122,6 +123,19 @@ impl Store for Sqlite {
                 rows::insert_checkpoint(db, id, record.revision, &checkpoint)?;
                 rows::append_audit(db, task.audit)?;
                 Ok(Created::New(record))
+            })
+            .await
+    }
+
+    async fn known(&self, key: &Idempotency) -> Result<Option<RunRecord>, Error> {
+        let wanted = key.clone();
+        self.readers
+            .read("look up an idempotency key", move |db| {
+                let Some((body_hash, task)) = rows::find_key(db, &wanted.key)? else {
+                    return Ok(None);
+                };
+                rules::same_request(&wanted, &body_hash, &task)?;
+                rows::newest_run(db, &task).map(Some)
             })
             .await
     }

@@ -44,8 +44,15 @@ pub async fn the_same_key_with_another_body_is_refused(fixture: impl Fixture) {
     store.create(new.clone()).await.unwrap();
     let before = picture(&*store, &new.record.run).await;
     let error = store.create(sample::with_key(2, "key", "other")).await.unwrap_err();
-    let refused = matches!(&error, Error::KeyReused { key, task } if key == "key" && *task == new.record.task);
-    assert!(refused, "{error:?}");
+    let refused =
+        |error: &Error| matches!(error, Error::KeyReused { key, task } if key == "key" && *task == new.record.task);
+    assert!(refused(&error), "{error:?}");
+    let asked = |n, key, body| sample::with_key(n, key, body).idempotency.unwrap();
+    let error = store.known(&asked(2, "key", "other")).await.unwrap_err();
+    assert!(refused(&error), "{error:?}");
+    let known = store.known(&asked(2, "key", "body")).await.unwrap();
+    assert_eq!(known.as_ref(), Some(&before.record));
+    assert_eq!(store.known(&asked(2, "else", "body")).await.unwrap(), None);
     assert_eq!(picture(&*store, &new.record.run).await, before);
     assert_eq!(store.unfinished().await.unwrap(), [before.record]);
 }

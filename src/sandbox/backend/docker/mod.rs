@@ -308,6 +308,7 @@ impl Backend for Docker {
 
     #[instrument(skip_all, fields(sandbox = %spec.id))]
     async fn create(&self, spec: &Spec) -> Result<Handle, Error> {
+        spec.check()?;
         if spec.isolation != Isolation::Container {
             return Err(Error::Unsupported {
                 wanted: format!("isolation `{}`", spec.isolation),
