@@ -178,6 +178,8 @@ fn refusal(error: sandbox::Error) -> Error {
         | sandbox::Error::NotFound(_)
         | sandbox::Error::Backend { .. }
         | sandbox::Error::GuestLost { .. }
+        | sandbox::Error::Breached(_)
+        | sandbox::Error::Disk(_)
         | sandbox::Error::CleanUp { .. } => Lost::new(crate::error::chain(&error)).into(),
     }
 }

@@ -21,56 +21,10 @@ use nix::sys::resource::{Resource, getrlimit};
 
 use super::launch::Plan;
 use super::stage;
-use crate::sandbox::{Identity, Limits};
+use crate::sandbox::{Identity, Limits, walls};
 
 /// What the guest is called inside. There is no such file: it is run by descriptor.
 pub(super) const GUEST: &str = "exuvia-guest";
-
-/// Shown empty: they tell of the host, or of its other users.
-const MASKED: [&str; 37] = [
-    "/proc/acpi",
-    "/proc/asound",
-    "/proc/buddyinfo",
-    "/proc/bus",
-    "/proc/cmdline",
-    "/proc/consoles",
-    "/proc/diskstats",
-    "/proc/dma",
-    "/proc/driver",
-    "/proc/fs",
-    "/proc/interrupts",
-    "/proc/iomem",
-    "/proc/ioports",
-    "/proc/irq",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/key-users",
-    "/proc/kpagecount",
-    "/proc/kpageflags",
-    "/proc/kpagecgroup",
-    "/proc/latency_stats",
-    "/proc/mtrr",
-    "/proc/pagetypeinfo",
-    "/proc/partitions",
-    // Whoever may write there makes the kernel watch for them.
-    "/proc/pressure",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/proc/slabinfo",
-    "/proc/softirqs",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/vmallocinfo",
-    "/proc/zoneinfo",
-    "/proc/kallsyms",
-    "/proc/modules",
-    "/proc/kmsg",
-    "/proc/config.gz",
-];
-const READ_ONLY: [&str; 2] = ["/proc/sys", "/proc/sysrq-trigger"];
-
-/// Files that one tmpfs can hold: each costs kernel memory.
-const INODES: u32 = 10_000;
 
 /// Writes `config.json`.
 pub(super) fn write(plan: &Plan, dir: &Path) -> Result<(), io::Error> {
@@ -125,8 +79,8 @@ fn spec(plan: &Plan) -> Result<Spec, OciSpecError> {
         .uid_mappings([range])
         .gid_mappings([range])
         .rootfs_propagation("private")
-        .masked_paths(MASKED.map(str::to_owned))
-        .readonly_paths(READ_ONLY.map(str::to_owned))
+        .masked_paths(walls::MASKED.map(str::to_owned))
+        .readonly_paths(walls::READ_ONLY.map(str::to_owned))
         .build()?;
     // Absent, not default: the group has its limits already.
     linux.set_resources(None).set_devices(None);
@@ -143,7 +97,9 @@ fn spec(plan: &Plan) -> Result<Spec, OciSpecError> {
 }
 
 fn mounts(plan: &Plan) -> Result<Vec<Mount>, OciSpecError> {
-    let cap = format!("mode=1777,size={},nr_inodes={INODES}", plan.limits.tmp_bytes);
+    let limits = &plan.limits;
+    let cap = |bytes: u64| format!("mode=1777,size={bytes},nr_inodes={}", limits.tmp_inodes);
+    let (tmp, shm) = (cap(limits.tmp_bytes), cap(limits.shm_bytes));
     Ok(vec![
         mount("/proc", "proc", "nosuid,noexec,nodev")?,
         // The host's would tell which sandboxes share it, over all their lives.
@@ -160,10 +116,10 @@ fn mounts(plan: &Plan) -> Result<Vec<Mount>, OciSpecError> {
             // The kernel has a few thousand for everyone.
             "nosuid,noexec,newinstance,ptmxmode=0666,mode=0620,gid=5,max=64",
         )?,
-        mount("/dev/shm", "tmpfs", &format!("nosuid,nodev,noexec,{cap}"))?,
+        mount("/dev/shm", "tmpfs", &format!("nosuid,nodev,noexec,{shm}"))?,
         // Tools run what they unpack there.
-        mount("/tmp", "tmpfs", &format!("nosuid,nodev,{cap}"))?,
-        mount("/var/tmp", "tmpfs", &format!("nosuid,nodev,{cap}"))?,
+        mount("/tmp", "tmpfs", &format!("nosuid,nodev,{tmp}"))?,
+        mount("/var/tmp", "tmpfs", &format!("nosuid,nodev,{tmp}"))?,
     ])
 }
 
