@@ -17,7 +17,7 @@ use crate::audit::Mirror;
 use crate::chaos::KillAt;
 use crate::clock::{Clock, System};
 use crate::error::Kind;
-use crate::run::{self, Service, Shop, bench};
+use crate::run::{self, Service, Shop, bench, workdir};
 use crate::sandbox::backend::Backends;
 use crate::sandbox::{self, BackendName, reconcile};
 use crate::store::{self, sqlite::Sqlite};
@@ -113,7 +113,7 @@ impl Parts {
                 Err(error) => tracing::debug!(error = %crate::error::chain(&error), "nothing reaped"),
             }
         }
-        if let Err(error) = bench::sweep(&self.data_dir) {
+        if let Err(error) = workdir::sweep(&self.data_dir) {
             tracing::warn!(%error, "working directories not swept");
         }
         gone

@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::event::Call;
+use super::workdir::{self, WorkDir};
 use super::{trail, world};
 use crate::audit::Record;
 use crate::clock::{Clock, Timestamp};
@@ -17,8 +18,9 @@ use crate::error::Kind;
 use crate::ids::SandboxId;
 use crate::policy::Policy;
 use crate::sandbox::backend::Backends;
-use crate::sandbox::{self, BackendName, ImageRef, Isolation, Sandbox, Spec, identity, seccomp};
-use crate::store::{self, Owner, RunRecord, Store};
+use crate::sandbox::disk::{self, Volumes};
+use crate::sandbox::{self, BackendName, Identity, ImageRef, Isolation, Limits, Sandbox, Spec, identity, seccomp};
+use crate::store::{self, RunRecord, Store};
 use crate::task::Task;
 use crate::tool::registry::Registry;
 use crate::tool::{self, ToolResult};
@@ -45,12 +47,8 @@ pub enum Error {
         wanted: Isolation,
         missing: String,
     },
-    #[error("cannot use the working directory `{path}`")]
-    Directory {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Directory(#[from] workdir::Error),
 }
 
 impl Error {
@@ -61,20 +59,23 @@ impl Error {
             Self::Lost(_) => Kind::Unavailable,
             Self::Store(error) => error.kind(),
             Self::Filter(_) | Self::Isolation { .. } => Kind::WrongState,
-            Self::Directory { .. } => Kind::Internal,
+            Self::Directory(error) => error.kind(),
         }
     }
 
     /// Stable code for [`crate::error::Fault`].
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Sandbox(sandbox::Error::Unsupported { .. }) | Self::Filter(_) | Self::Isolation { .. } => {
+            Self::Sandbox(sandbox::Error::Unsupported { .. } | sandbox::Error::Breached(_))
+            | Self::Filter(_)
+            | Self::Isolation { .. }
+            | Self::Directory(workdir::Error::Disk(disk::Error::Unsupported { .. } | disk::Error::NotTaken(_))) => {
                 "isolation_unavailable"
             }
             Self::Sandbox(sandbox::Error::Image { .. }) => "image",
             Self::Sandbox(_) | Self::Lost(_) => "sandbox_lost",
             Self::Workspace(workspace::Error::Limit { .. }) => "workspace_limit",
-            Self::Workspace(_) | Self::Directory { .. } => "workspace",
+            Self::Workspace(_) | Self::Directory(_) => "workspace",
             Self::Store(_) => "store",
         }
     }
@@ -88,7 +89,8 @@ pub struct Maker {
     backends: Backends,
     clock: Arc<dyn Clock>,
     store: Arc<dyn Store>,
-    filter: Vec<u8>,
+    volumes: Volumes,
+    filters: seccomp::Filters,
     /// Sandboxes that could not be removed yet.
     stuck: Arc<tokio::sync::Mutex<Vec<Arc<Bench>>>>,
 }
@@ -101,16 +103,22 @@ impl Maker {
         clock: Arc<dyn Clock>,
         store: Arc<dyn Store>,
     ) -> Result<Self, Error> {
-        let filter = seccomp::default_filter()?;
+        let filters = seccomp::Filters::compile()?;
         Ok(Self {
             data_dir: data_dir.to_owned(),
+            volumes: Volumes::new(data_dir),
             pool,
             backends,
             clock,
             store,
-            filter,
+            filters,
             stuck: Arc::default(),
         })
+    }
+
+    /// With other volumes, as for tests whose sandboxes are not real.
+    pub fn with_volumes(self, volumes: Volumes) -> Self {
+        Self { volumes, ..self }
     }
 
     /// Closes a bench. One that cannot be removed is kept, with its directory and its user ids, and tried again later.
@@ -158,6 +166,13 @@ impl Maker {
         })
     }
 
+    /// A working directory with the disk quota of `limits`.
+    async fn work_dir(&self, id: &SandboxId, limits: &Limits, identity: Identity) -> Result<WorkDir, Error> {
+        let (data_dir, volumes) = (self.data_dir.clone(), self.volumes.clone());
+        let (name, limits, owner) = (id.to_string(), limits.clone(), identity.host_uid());
+        Ok(off_thread(move || WorkDir::open(&data_dir, &name, &volumes, &limits, owner)).await?)
+    }
+
     /// Makes a bench with the workspace as it is in `revision`; leaves nothing behind when it fails.
     pub async fn open(
         &self,
@@ -171,7 +186,7 @@ impl Maker {
         let backend = self.backends.get(task.backend).await?;
         let claim = identity::Claim::take(&self.data_dir)?;
         let id = SandboxId::random();
-        let directory = WorkDir::make(&self.data_dir.join("work").join(id.as_str()))?;
+        let directory = self.work_dir(&id, policy.limits(), claim.identity()).await?;
         let owner = workspace::Owner {
             uid: claim.identity().host_uid(),
             gid: claim.identity().host_uid(),
@@ -191,12 +206,16 @@ impl Maker {
                 mounts: policy.mounts().to_vec(),
                 labels: [("run".to_owned(), record.run.to_string())].into(),
             };
-            Ok::<_, Error>((Sandbox::open(backend, spec, self.filter.clone()).await?, index))
+            Ok::<_, Error>((
+                Sandbox::open(backend, spec, self.filters.of(policy.seccomp()).to_vec()).await?,
+                index,
+            ))
         };
         let (sandbox, index) = match made.await {
             Ok(made) => made,
             Err(error) => {
-                directory.remove();
+                // Not before the last process that might write into it has ended: `Sandbox::open` sees to that.
+                off_thread(move || directory.remove()).await;
                 return Err(error);
             }
         };
@@ -220,6 +239,17 @@ impl Maker {
             return Err(error);
         }
         Ok(bench)
+    }
+}
+
+/// Blocking work, to its end.
+async fn off_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => unreachable!("blocking work that has begun is not cancelled"),
+        },
     }
 }
 
@@ -294,9 +324,7 @@ impl Bench {
     pub async fn close(&self) -> Result<(), sandbox::Error> {
         self.sandbox.close(GRACE).await?;
         let directory = self.directory.clone();
-        if let Err(error) = tokio::task::spawn_blocking(move || directory.remove()).await {
-            tracing::error!(sandbox = %self.id(), %error, "working directory not removed");
-        }
+        off_thread(move || directory.remove()).await;
         if let Err(error) = self.on_record("sandbox.destroyed", serde_json::Value::Null).await {
             tracing::error!(sandbox = %self.id(), error = %crate::error::chain(&error), "not on the audit record");
         }
@@ -345,140 +373,5 @@ impl Bench {
             Ok(blob) if is_ours => Ok(Some(self.pool.artifact(blob).await?)),
             Ok(_) | Err(_) => Ok(None),
         }
-    }
-}
-
-/// Names the process that made a working directory.
-const OWNER: &str = "owner.json";
-/// How the name of one begins that does not say yet whose it is.
-const FRESH: &str = ".new-";
-
-/// A directory that goes with its bench. What a killed process leaves, `sweep` removes.
-#[derive(Debug, Clone)]
-struct WorkDir(PathBuf);
-
-impl WorkDir {
-    fn make(path: &Path) -> Result<Self, Error> {
-        let fail = |source| Error::Directory {
-            path: path.to_owned(),
-            source,
-        };
-        let owner = Owner::current().map_err(fail)?;
-        let parent = path.parent().unwrap_or(path);
-        std::fs::create_dir_all(parent).map_err(fail)?;
-        // It gets its name when it says whose it is.
-        let fresh = tempfile::Builder::new()
-            .prefix(&format!("{FRESH}{}-{}-", owner.pid, owner.started))
-            .tempdir_in(parent)
-            .map_err(fail)?;
-        let text = serde_json::to_vec(&owner).expect("an owner is plain data");
-        std::fs::write(fresh.path().join(OWNER), text).map_err(fail)?;
-        std::fs::rename(fresh.path(), path).map_err(fail)?;
-        Ok(Self(path.to_owned()))
-    }
-
-    fn workspace(&self) -> PathBuf {
-        self.0.join("workspace")
-    }
-
-    fn remove(&self) {
-        if let Err(error) = workspace::remove_all(&self.0) {
-            let error = crate::error::chain(&error);
-            tracing::warn!(path = %self.0.display(), error, "working directory not removed");
-        }
-    }
-}
-
-/// Whether the maker of a working directory is dead, or has begun to remove it.
-fn is_left_behind(path: &Path) -> bool {
-    let owner = std::fs::read(path.join(OWNER))
-        .ok()
-        .and_then(|text| serde_json::from_slice::<Owner>(&text).ok());
-    if let Some(owner) = owner {
-        return !owner.is_alive();
-    }
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    match name.strip_prefix(FRESH) {
-        Some(maker) => !is_made_by_the_living(maker),
-        // It got its name when it said whose it is: without that it is half removed.
-        None => true,
-    }
-}
-
-/// Reads `PID-STARTED-…`, the rest of a fresh directory's name.
-fn is_made_by_the_living(maker: &str) -> bool {
-    let mut parts = maker.split('-');
-    let mut number = || parts.next()?.parse::<u64>().ok();
-    let (Some(pid), Some(started), Ok(me)) = (number(), number(), Owner::current()) else {
-        return false;
-    };
-    let maker = Owner {
-        pid: u32::try_from(pid).unwrap_or(u32::MAX),
-        started,
-        boot: me.boot,
-    };
-    maker.is_alive()
-}
-
-/// Removes working directories whose maker is dead; gives how many.
-///
-/// # Errors
-/// When the data directory cannot be listed.
-pub fn sweep(data_dir: &Path) -> std::io::Result<usize> {
-    let entries = match std::fs::read_dir(data_dir.join("work")) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(0),
-        Err(error) => return Err(error),
-    };
-    let mut gone = 0;
-    for entry in entries {
-        let path = entry?.path();
-        if !is_left_behind(&path) {
-            continue;
-        }
-        match workspace::remove_all(&path) {
-            Ok(()) => gone += 1,
-            // One that cannot be removed does not keep the others.
-            Err(error) => tracing::warn!(path = %path.display(), error = %crate::error::chain(&error), "not removed"),
-        }
-    }
-    Ok(gone)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_killed_process_leaves_is_swept_and_what_a_living_one_uses_stays() {
-        let data = tempfile::tempdir().unwrap();
-        let work = data.path().join("work");
-        assert_eq!(sweep(data.path()).unwrap(), 0);
-        let living = WorkDir::make(&work.join("living")).unwrap();
-        let me = Owner::current().unwrap();
-        let fresh = work.join(format!("{FRESH}{}-{}-x", me.pid, me.started));
-        std::fs::create_dir(&fresh).unwrap();
-        let dead = Owner {
-            started: me.started + 1,
-            ..me.clone()
-        };
-        let left = [
-            ("dead", Some(&dead)),
-            // Killed while it removed, or while it made.
-            ("half-removed", None),
-            (&format!("{FRESH}{}-{}-y", dead.pid, dead.started), None),
-            (".new-z", None),
-        ];
-        for (name, owner) in left {
-            std::fs::create_dir_all(work.join(name).join("workspace/sub")).unwrap();
-            if let Some(owner) = owner {
-                std::fs::write(work.join(name).join(OWNER), serde_json::to_vec(owner).unwrap()).unwrap();
-            }
-        }
-        assert_eq!(sweep(data.path()).unwrap(), 4);
-        assert!(fresh.is_dir() && living.0.is_dir());
-        living.remove();
-        std::fs::remove_dir(fresh).unwrap();
-        assert_eq!(std::fs::read_dir(work).unwrap().count(), 0);
     }
 }
