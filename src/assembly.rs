@@ -21,7 +21,8 @@ use crate::fleet::{self, Fleet};
 use crate::ids::SandboxId;
 use crate::run::{self, Service, Shop, bench};
 use crate::sandbox::backend::Backends;
-use crate::sandbox::{self, BackendName, reconcile};
+use crate::sandbox::disk::Volumes;
+use crate::sandbox::{self, BackendName, reconcile, workdir};
 use crate::store::{self, sqlite::Sqlite};
 use crate::workspace::{self, Pool, Trees};
 
@@ -113,6 +114,7 @@ impl Parts {
             data_dir: self.data_dir.clone(),
             backends: self.backends.clone(),
             trees,
+            volumes: Volumes::new(&self.data_dir),
             store: Arc::clone(&self.store),
             clock: Arc::clone(&self.clock),
         };
@@ -134,7 +136,7 @@ impl Parts {
             }
         }
         let is_kept = |name: &str| name.parse().is_ok_and(|id| is_kept(&id));
-        if let Err(error) = workspace::sweep(&self.data_dir, is_kept) {
+        if let Err(error) = workdir::sweep(&self.data_dir, is_kept) {
             tracing::warn!(%error, "working directories not swept");
         }
         gone

@@ -11,6 +11,7 @@ use super::status::invalid;
 use crate::clock::Timestamp;
 use crate::fleet::state::{Cause, End, State};
 use crate::fleet::{Ask, Info};
+use crate::sandbox::disk::Holds;
 use crate::sandbox::{Limits, Usage};
 
 /// Between two looks at a sandbox's counters, by default and at least.
@@ -136,7 +137,7 @@ fn end(end: &End) -> proto::SandboxEnd {
 }
 
 /// What was counted, beside the limits.
-pub fn stats(at: Timestamp, usage: &Usage, limits: &Limits) -> proto::SandboxStats {
+pub fn stats(at: Timestamp, usage: &Usage, holds: Option<Holds>, limits: &Limits) -> proto::SandboxStats {
     proto::SandboxStats {
         at: time(at),
         memory_bytes: usage.memory_bytes,
@@ -148,7 +149,7 @@ pub fn stats(at: Timestamp, usage: &Usage, limits: &Limits) -> proto::SandboxSta
         pids_limit: u64::from(limits.pids),
         oom_kills: usage.oom_kills,
         forks_refused: usage.pids_refused,
-        disk_bytes: 0,
-        disk_limit_bytes: 0,
+        disk_bytes: holds.map_or(0, |holds| holds.used.bytes),
+        disk_limit_bytes: limits.disk.map_or(0, |disk| disk.bytes),
     }
 }

@@ -184,7 +184,7 @@ impl SandboxService for Sandboxes {
                 let usage = fleet.usage(&sandbox_id).await;
                 let is_last = once || usage.is_err();
                 yield match usage {
-                    Ok(usage) => Ok(convert::stats(fleet.now(), &usage, &limits)),
+                    Ok((usage, holds)) => Ok(convert::stats(fleet.now(), &usage, holds, &limits)),
                     Err(error) => Err(status::of_fleet(&error)),
                 };
                 if is_last {

@@ -114,6 +114,7 @@ from_module!(
     crate::secret::Error,
     crate::workspace::Error,
     crate::run::Error,
+    crate::sandbox::workdir::Error,
     crate::assembly::Error,
     crate::audit::Error,
     crate::task::FileError

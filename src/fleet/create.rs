@@ -170,6 +170,7 @@ fn enlist(
         format_version: FORMAT_VERSION,
         backend: shape.backend,
         spec,
+        seccomp: shape.seccomp,
         policy_name: policy.name().to_owned(),
         policy_hash: policy.hash().to_owned(),
         policy: policy.snapshot(),
@@ -233,6 +234,7 @@ pub(super) fn driver(inner: &Arc<Inner>, lease: Lease, lacks: Vec<String>, state
         orders,
         view: view.subscribe(),
         sandbox: OnceLock::new(),
+        directory: OnceLock::new(),
         failure: OnceLock::new(),
     });
     Driver {

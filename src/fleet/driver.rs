@@ -105,6 +105,7 @@ impl Driver {
                 self.lease.spec = made.sandbox.spec().clone();
                 // Nobody can have set it: there is one driver.
                 let _ = self.member.sandbox.set(Arc::clone(&made.sandbox));
+                let _ = self.member.directory.set(made.directory.clone());
                 self.record(&actor(by), "sandbox.created", "ok", details).await;
                 if self.state().end().is_none()
                     && let Err(error) = self.write_lease().await

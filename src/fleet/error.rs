@@ -51,6 +51,8 @@ pub enum Error {
     #[error(transparent)]
     Sandbox(#[from] sandbox::Error),
     #[error(transparent)]
+    Directory(#[from] sandbox::workdir::Error),
+    #[error(transparent)]
     Workspace(#[from] workspace::Error),
     #[error("no {what} `{id}`")]
     NoWorkspace { what: &'static str, id: String },
@@ -85,7 +87,15 @@ impl Error {
             Self::NoPlace { .. } | Self::QueueFull(_) | Self::TooManyExecs { .. } => Kind::Exhausted,
             Self::KeyReused { .. } => Kind::Exists,
             Self::Create(error) => error.kind(),
+            Self::Sandbox(sandbox::Error::File { code, .. }) => match code.as_str() {
+                "not_found" => Kind::NotFound,
+                "exists" => Kind::Exists,
+                "permission" => Kind::Denied,
+                "no_space" => Kind::Exhausted,
+                _ => Kind::Invalid,
+            },
             Self::Sandbox(error) => error.kind(),
+            Self::Directory(error) => error.kind(),
             Self::Workspace(error) => error.kind(),
             Self::OffRecord | Self::Stopping => Kind::Unavailable,
             Self::Lease { .. } => Kind::Internal,
@@ -93,7 +103,7 @@ impl Error {
     }
 
     /// Stable code for clients, upper snake case.
-    pub fn reason(&self) -> &str {
+    pub fn reason(&self) -> &'static str {
         match self {
             Self::NotFound(_) => "SANDBOX_NOT_FOUND",
             Self::NoExec { .. } => "EXEC_NOT_FOUND",
@@ -101,7 +111,7 @@ impl Error {
             Self::Policy(_) => "POLICY",
             Self::Isolation { .. } | Self::Filter(_) => "ISOLATION_UNAVAILABLE",
             Self::NoPlace { .. } | Self::QueueFull(_) => "QUOTA",
-            Self::KeyReused { .. } => "KEY_REUSED",
+            Self::KeyReused { .. } => "IDEMPOTENCY_KEY_REUSED",
             Self::Denied { denied, .. } => match denied {
                 Denied::NotReady => "SANDBOX_NOT_READY",
                 Denied::Paused => "SANDBOX_PAUSED",
@@ -113,6 +123,7 @@ impl Error {
             Self::ExecEnded(_) => "EXEC_ENDED",
             Self::Create(error) => error.reason(),
             Self::Sandbox(error) => of_sandbox(error),
+            Self::Directory(_) => "DISK",
             Self::Workspace(_) => "WORKSPACE",
             Self::NoWorkspace { .. } => "WORKSPACE_NOT_FOUND",
             Self::OffRecord => "OFF_RECORD",
@@ -135,15 +146,37 @@ fn over(end: &End) -> &'static str {
     }
 }
 
-fn of_sandbox(error: &sandbox::Error) -> &str {
+fn of_sandbox(error: &sandbox::Error) -> &'static str {
     match error {
-        sandbox::Error::Unsupported { .. } => "UNSUPPORTED",
+        sandbox::Error::Unsupported { .. } | sandbox::Error::Breached(_) => "ISOLATION_UNAVAILABLE",
+        sandbox::Error::Disk(_) => "DISK",
         sandbox::Error::Image { .. } => "IMAGE",
         sandbox::Error::NotFound(_) => "SANDBOX_NOT_FOUND",
         sandbox::Error::Backend { .. } => "BACKEND",
         sandbox::Error::GuestLost { .. } => "SANDBOX_LOST",
-        // The guest's own word: `program_not_found`, `cwd_not_found`, `not_found`, `permission`, …
-        sandbox::Error::NotStarted { code, .. } | sandbox::Error::File { code, .. } => code,
+        // A guest is hostile: its words are known ones, or none.
+        sandbox::Error::NotStarted { code, .. } => match code.as_str() {
+            "program_not_found" => "PROGRAM_NOT_FOUND",
+            "program_not_executable" => "PROGRAM_NOT_EXECUTABLE",
+            "cwd_not_found" => "CWD_NOT_FOUND",
+            "user_not_found" => "USER_NOT_FOUND",
+            "user_refused" => "USER_REFUSED",
+            "limit" => "EXEC_TOO_LARGE",
+            "no_terminal" => "NO_TERMINAL",
+            _ => "EXEC_NOT_STARTED",
+        },
+        sandbox::Error::File { code, .. } => match code.as_str() {
+            "not_found" => "FILE_NOT_FOUND",
+            "is_directory" => "FILE_IS_DIRECTORY",
+            "not_directory" => "FILE_NOT_DIRECTORY",
+            "not_empty" => "DIRECTORY_NOT_EMPTY",
+            "not_regular" => "FILE_NOT_REGULAR",
+            "permission" => "FILE_PERMISSION",
+            "exists" => "FILE_EXISTS",
+            "no_space" => "DISK_FULL",
+            "too_large" => "FILE_TOO_LARGE",
+            _ => "FILE",
+        },
         sandbox::Error::NoExec(_) => "EXEC_NOT_FOUND",
         sandbox::Error::OutputDropped { .. } => "OUTPUT_DROPPED",
         sandbox::Error::Refused { .. } => "PORT_REFUSED",

@@ -13,6 +13,7 @@ use super::service::OnShutdown;
 use super::state::{Denied, End, State};
 use crate::clock::{Clock, Timestamp};
 use crate::ids::SandboxId;
+use crate::sandbox::workdir::WorkDir;
 use crate::sandbox::{BackendName, ImageRef, Isolation, Limits, Sandbox};
 use crate::workspace::Revision;
 
@@ -81,6 +82,7 @@ pub(super) struct Member {
     pub view: watch::Receiver<View>,
     /// Once it has been made.
     pub sandbox: OnceLock<Arc<Sandbox>>,
+    pub directory: OnceLock<WorkDir>,
     /// Why it could not be.
     pub failure: OnceLock<Arc<Error>>,
 }

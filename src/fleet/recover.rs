@@ -16,7 +16,7 @@ use super::trail::Ids;
 use crate::error::chain;
 use crate::ids::SandboxId;
 use crate::sandbox::BackendName;
-use crate::workspace::WorkDir;
+use crate::sandbox::workdir::WorkDir;
 
 /// Sandboxes that are looked at side by side.
 const SIDE_BY_SIDE: usize = 16;
@@ -87,6 +87,7 @@ impl Fleet {
         let mut driver = driver(inner, lease, lacks, state, inner.quota.take_over());
         driver.has_execs = false;
         let _ = driver.member.sandbox.set(Arc::clone(&made.sandbox));
+        let _ = driver.member.directory.set(made.directory.clone());
         let mut execs = 0;
         if !driver.lease.paused {
             execs = take_over(&driver.member, &made.sandbox, &inner.trail, &inner.tasks).await?;

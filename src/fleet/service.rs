@@ -12,7 +12,7 @@ use super::Error;
 use super::activity::Busy;
 use super::ask::check_variable;
 use super::execs::{Attached, Entry, ExecView, Launch, Offsets, Start};
-use super::maker::Maker;
+use super::maker::{Maker, blocking};
 use super::member::{Facts, Member, Order, View};
 use super::pool::{Stock, WarmPool};
 use super::quota::Quota;
@@ -22,6 +22,7 @@ use super::trail::{Ids, Trail, actor};
 use crate::clock::{Clock, Timestamp};
 use crate::ids::SandboxId;
 use crate::sandbox::backend::Backends;
+use crate::sandbox::disk::{Holds, Volumes};
 use crate::sandbox::{Sandbox, Usage};
 use crate::store::Store;
 use crate::tasks::Tasks;
@@ -75,6 +76,7 @@ pub struct Parts {
     pub data_dir: PathBuf,
     pub backends: Backends,
     pub trees: Pool,
+    pub volumes: Volumes,
     pub store: Arc<dyn Store>,
     pub clock: Arc<dyn Clock>,
 }
@@ -157,7 +159,7 @@ impl Fleet {
     /// # Errors
     /// For a pool that cannot be kept here.
     pub async fn new(parts: Parts, config: Config) -> Result<Self, Error> {
-        let maker = Maker::new(&parts.data_dir, parts.backends, parts.trees)?;
+        let maker = Maker::new(&parts.data_dir, parts.backends, parts.trees, parts.volumes)?;
         let pool = WarmPool::new(&config.stocks, &maker).await?;
         let (trail, writer) = Trail::new(parts.store, Arc::clone(&parts.clock));
         let (tasks, writers) = (Tasks::default(), Tasks::default());
@@ -345,14 +347,20 @@ impl Fleet {
         })
     }
 
-    /// What its control group counts; not a sign of life.
-    pub async fn usage(&self, id: &str) -> Result<Usage, Error> {
+    /// What its control group counts, and what its files take up where that is limited; not a sign of life.
+    pub async fn usage(&self, id: &str) -> Result<(Usage, Option<Holds>), Error> {
         let member = self.0.registry.find(id)?;
         let end = member.view.borrow().state.end().cloned();
         match (end, member.sandbox.get()) {
             (Some(end), _) => Err(member.denied(Denied::Over(end))),
             (None, None) => Err(member.denied(Denied::NotReady)),
-            (None, Some(sandbox)) => Ok(sandbox.usage().await?),
+            (None, Some(sandbox)) => {
+                let directory = member.directory.get().cloned();
+                let directory = directory.filter(|_| member.facts.limits.disk.is_some());
+                let holds = blocking(move || directory.and_then(|directory| directory.holds().ok()));
+                let (usage, holds) = tokio::join!(sandbox.usage(), holds);
+                Ok((usage?, holds))
+            }
         }
     }
 

@@ -15,6 +15,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::sandbox::Background;
 use crate::sandbox::backend::Backends;
 use crate::sandbox::backend::fake::{Call, Fake};
+use crate::sandbox::disk::Volumes;
 use crate::store::memory::Memory;
 use crate::workspace::{Pool, Trees};
 
@@ -43,6 +44,7 @@ impl Bed {
             data_dir: data.path().to_owned(),
             backends: Backends::only(Arc::clone(&fake) as Arc<_>),
             trees: Pool::new(Trees::open(data.path()).unwrap()),
+            volumes: Volumes::folders(data.path()),
             store: Arc::new(Memory::new(Arc::clone(&clock))),
             clock,
         };

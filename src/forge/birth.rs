@@ -22,7 +22,7 @@ use nix::unistd::{self, Gid, Uid, chdir, pivot_root, sethostname, symlinkat};
 use super::step::{During, fault, name, shown};
 use super::sys::{self, NODEV, NOEXEC, NOSUID, RDONLY};
 use super::template::{self, BINDS, IMAGE, OURS, ROOT};
-use super::walls::{BOOT_ID, DEVICES, EMPTY_DIRECTORY, EMPTY_FILE, HIDDEN, INODES, LINKS, READ_ONLY};
+use super::walls::{BOOT_ID, DEVICES, EMPTY_DIRECTORY, EMPTY_FILE, LINKS};
 use super::{Fault, Make, Ready, said, serve};
 use crate::guest::sys as rights;
 
@@ -78,7 +78,7 @@ impl Birth<'_> {
         if let Some(shape) = self.make.shape.as_ref().filter(|shape| !shape.lower.is_empty()) {
             lay_over_image(&shape.binds)?;
         }
-        proc()?;
+        self.proc()?;
         self.mounts(&devices, workspace.as_ref())?;
         drop((devices, workspace));
         self.limits()?;
@@ -161,18 +161,10 @@ impl Birth<'_> {
             (c"max", Some(c"64")),
         ];
         place(c"devpts", &terminals, NOSUID | NOEXEC, c"/dev/pts")?;
-        let (owner, size) = (number(self.make.base)?, number(self.make.tmp_bytes)?);
-        let scratch = [
-            (c"mode", Some(c"1777")),
-            (c"size", Some(size.as_c_str())),
-            (c"nr_inodes", Some(INODES)),
-            (c"uid", Some(owner.as_c_str())),
-            (c"gid", Some(owner.as_c_str())),
-        ];
-        place(c"tmpfs", &scratch, NOSUID | NODEV | NOEXEC, c"/dev/shm")?;
+        self.scratch(self.make.shm_bytes, NOSUID | NODEV | NOEXEC, c"/dev/shm")?;
         // Tools run what they unpack there.
-        place(c"tmpfs", &scratch, NOSUID | NODEV, c"/tmp")?;
-        place(c"tmpfs", &scratch, NOSUID | NODEV, c"/var/tmp")?;
+        self.scratch(self.make.tmp_bytes, NOSUID | NODEV, c"/tmp")?;
+        self.scratch(self.make.tmp_bytes, NOSUID | NODEV, c"/var/tmp")?;
         // Devices work all the same; nobody keeps files among them, or their times.
         sys::harden(devices, RDONLY).during(|| "make /dev read-only".to_owned())?;
         match workspace {
@@ -182,6 +174,50 @@ impl Birth<'_> {
                 sys::attach(workspace, c"/workspace").during(step)
             }
         }
+    }
+
+    /// A tmpfs where everyone may write.
+    fn scratch(&self, bytes: u64, flags: u64, target: &CStr) -> Result<(), Fault> {
+        let (owner, size, inodes) = (number(self.make.base)?, number(bytes)?, number(self.make.tmp_inodes)?);
+        let options = [
+            (c"mode", Some(c"1777")),
+            (c"size", Some(size.as_c_str())),
+            (c"nr_inodes", Some(inodes.as_c_str())),
+            (c"uid", Some(owner.as_c_str())),
+            (c"gid", Some(owner.as_c_str())),
+        ];
+        place(c"tmpfs", &options, flags, target)
+    }
+
+    /// Mounts `/proc` and hides what is to be hidden. Before `/dev`, which covers what hides.
+    fn proc(&self) -> Result<(), Fault> {
+        place(c"proc", &[], NOSUID | NODEV | NOEXEC, c"/proc")?;
+        let hide = |what: &CStr, with: &CStr| mount(Some(with), what, None::<&str>, MsFlags::MS_BIND, None::<&str>);
+        for path in &self.make.masked {
+            let path = name(path)?;
+            let hidden = match hide(&path, EMPTY_FILE) {
+                Err(Errno::ENOTDIR) => hide(&path, EMPTY_DIRECTORY),
+                other => other,
+            };
+            match hidden {
+                // This kernel has none.
+                Ok(()) | Err(Errno::ENOENT) => {}
+                Err(error) => return Err(fault(format!("hide {}", shown(path.to_bytes())), error)),
+            }
+        }
+        for path in &self.make.read_only {
+            let step = || format!("make {} read-only", shown(path));
+            let path = name(path)?;
+            match sys::clone_mount(&path) {
+                Err(Errno::ENOENT) => {}
+                mount => {
+                    let mount = mount.during(step)?;
+                    sys::harden(&mount, RDONLY).during(step)?;
+                    sys::attach(mount, &path).during(step)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn limits(&self) -> Result<(), Fault> {
@@ -255,35 +291,6 @@ fn lay_over_image(binds: &[super::Bind]) -> Result<(), Fault> {
     umount2(".", MntFlags::MNT_DETACH)
         .and_then(|()| chdir("/"))
         .during(|| "leave the template".to_owned())
-}
-
-/// Mounts `/proc` and hides what is to be hidden. Before `/dev`, which covers what hides.
-fn proc() -> Result<(), Fault> {
-    place(c"proc", &[], NOSUID | NODEV | NOEXEC, c"/proc")?;
-    let hide = |what: &CStr, with: &CStr| mount(Some(with), what, None::<&str>, MsFlags::MS_BIND, None::<&str>);
-    for path in HIDDEN {
-        let hidden = match hide(path, EMPTY_FILE) {
-            Err(Errno::ENOTDIR) => hide(path, EMPTY_DIRECTORY),
-            other => other,
-        };
-        match hidden {
-            // This kernel has none.
-            Ok(()) | Err(Errno::ENOENT) => {}
-            Err(error) => return Err(fault(format!("hide {}", shown(path.to_bytes())), error)),
-        }
-    }
-    for path in READ_ONLY {
-        let step = || format!("make {} read-only", shown(path.to_bytes()));
-        match sys::clone_mount(path) {
-            Err(Errno::ENOENT) => {}
-            mount => {
-                let mount = mount.during(step)?;
-                sys::harden(&mount, RDONLY).during(step)?;
-                sys::attach(mount, path).during(step)?;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Makes a file system and attaches it.

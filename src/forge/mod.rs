@@ -8,7 +8,7 @@
 //! server ──Make + pipe + listener──▶ serve.rs     forge: finds the shape's template, clones a child, maps its ids, reaps
 //!                                    template.rs  a mount namespace that holds what sandboxes of one shape share; made once
 //!                                    birth.rs     the child: mounts, walls, rights; then it *is* the guest, by exec
-//!                                    walls.rs     what is hidden, and which devices there are
+//!                                    walls.rs     which devices there are, and what hides a path
 //!                                    sys.rs       system calls that nix lacks
 //! ```
 //!
@@ -28,7 +28,7 @@ mod proto {
     include!(env!("EXUVIA_FORGE_RS"));
 }
 pub use proto::*;
-pub use walls::{DEVICES, HIDDEN, READ_ONLY};
+pub use walls::DEVICES;
 
 use std::process::ExitCode;
 

@@ -186,6 +186,8 @@ fn refusal(error: sandbox::Error) -> Error {
         | sandbox::Error::NoExec(_)
         | sandbox::Error::OutputDropped { .. }
         | sandbox::Error::Refused { .. }
+        | sandbox::Error::Breached(_)
+        | sandbox::Error::Disk(_)
         | sandbox::Error::CleanUp { .. } => Lost::new(crate::error::chain(&error)).into(),
     }
 }

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use exuvia::ids::SandboxId;
+use exuvia::sandbox::workdir;
 use exuvia::sandbox::backend::oci::Oci;
 use exuvia::sandbox::{Backend, ImageRef, Limits, Mount, Spec, reconcile};
 
@@ -225,6 +226,7 @@ async fn what_a_killed_server_leaves_is_reaped_by_the_next() {
         seen += left.len();
         let backend = Oci::new(data.path()).unwrap();
         reconcile::reap(&backend, |_| false).await.unwrap();
+        workdir::sweep(data.path(), |_| false).unwrap();
         // A launcher that was still starting may look for its group only now.
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(sandboxes(data.path()), Vec::<String>::new(), "killed after {ms} ms");

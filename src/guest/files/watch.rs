@@ -218,7 +218,11 @@ impl Watching<'_, '_> {
 
     /// A directory has left: nothing below it is told of any more.
     fn disappear(&mut self, path: &[u8]) {
-        let below = |other: &[u8]| other.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest[0] == b'/');
+        let below = |other: &[u8]| {
+            other
+                .strip_prefix(path)
+                .is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+        };
         let gone: Vec<_> = self
             .paths
             .iter()

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use std::{fs, io, thread};
+use std::{fmt, fs, io, thread};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -224,6 +224,13 @@ impl Group {
             },
             Version::V2 => Some(entry(&self.file(Controller::Freezer, "cgroup.events"), "frozen")? == 1),
         })
+    }
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dirs: Vec<String> = self.distinct().iter().map(|dir| dir.display().to_string()).collect();
+        f.write_str(&dirs.join(" "))
     }
 }
 

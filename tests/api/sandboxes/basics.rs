@@ -35,7 +35,7 @@ async fn a_sandbox_is_made_used_and_ended() {
     let mut missing = shell(id, "");
     missing.argv = vec![b"no-such-program".to_vec()];
     let refused = start(&mut client, missing).await.err().unwrap();
-    assert_eq!(why(&refused), (Code::InvalidArgument, "program_not_found".into()));
+    assert_eq!(why(&refused), (Code::InvalidArgument, "PROGRAM_NOT_FOUND".into()));
 
     let ended = kill(&mut client, id).await;
     let end = ended.end.clone().unwrap();

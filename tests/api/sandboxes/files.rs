@@ -82,7 +82,7 @@ async fn files_go_in_and_out_and_changes_are_on_the_record() {
     };
     client.remove_file(gone.clone()).await.unwrap();
     let refused = client.remove_file(gone).await.unwrap_err();
-    assert_eq!(why(&refused), (Code::InvalidArgument, "not_found".into()));
+    assert_eq!(why(&refused), (Code::NotFound, "FILE_NOT_FOUND".into()));
 
     let trail = bed.trail(&id).await;
     let changes: Vec<_> = trail

@@ -138,7 +138,7 @@ async fn a_key_stands_for_one_sandbox() {
     assert_eq!(a, b);
     assert_eq!(bed.fake.living().len(), 1);
     let refused = client.create(keyed("b")).await.unwrap_err();
-    assert_eq!(why(&refused), (Code::AlreadyExists, "KEY_REUSED".into()));
+    assert_eq!(why(&refused), (Code::AlreadyExists, "IDEMPOTENCY_KEY_REUSED".into()));
     // One that could not be made leaves its key free.
     bed.fake.fail_next(Call::Create, "broken");
     let other = proto::CreateSandboxRequest {

@@ -53,6 +53,7 @@ fn spec(image: ImageRef) -> Spec {
             pids: 32,
             cpus: 0.5,
             tmp_bytes: 8 << 20,
+            shm_bytes: 8 << 20,
             ..Limits::default()
         },
         identity: Identity { base: 1_000_000_000 },
@@ -396,6 +397,7 @@ async fn what_a_dead_process_left_is_found_and_told_apart() {
         owner: docker.owner.clone(),
         identity: begun.identity,
         limits: begun.limits.clone(),
+        has_workspace: false,
     };
     docker.lay_out(&begun, &handle, &record).unwrap();
 

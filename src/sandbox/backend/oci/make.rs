@@ -10,7 +10,8 @@ use crate::forge::{Bind, Link, Make, Rlimit, Shape, Text};
 use crate::process::Process;
 use crate::sandbox::backend::Handle;
 use crate::sandbox::cgroup::Group;
-use crate::sandbox::{Error, Identity, Isolation, Limits, Mount, Spec, image};
+use crate::sandbox::verify::{self, Expected, Mounts, Writable};
+use crate::sandbox::{Error, Identity, Isolation, Limits, Mount, Spec, image, walls};
 
 /// When memory runs out a sandbox goes before the server, and its programs (500, the guest sees to that) before it.
 const OOM_SCORE_ADJ: i32 = 200;
@@ -108,8 +109,58 @@ fn build(shared: &Shared, spec: &Spec, root: &image::Root, mut record: Record) -
     let pid = made.map_err(|error| Error::caused("create", id, &error))?;
     let init = Process::find(pid as u32).map_err(io)?.filter(|_| group.holds(pid));
     let init = init.ok_or_else(|| Error::failed("create", id, "the guest ended at once"))?;
+    verify::sandbox(pid, &shared.hierarchies, &expected(shared, spec)).map_err(Error::Breached)?;
     record.init = Some(init);
     record.write(&dir).map_err(io)
+}
+
+/// What is read back once the guest runs.
+fn expected(shared: &Shared, spec: &Spec) -> Expected {
+    // CAP_KILL, CAP_SETGID, CAP_SETUID, and CAP_SETPCAP, which the guest gives up first thing.
+    const POWERS: u64 = 0b1_1110_0000;
+    let limits = &spec.limits;
+    let place = |point, flags: &[&'static str], bytes: Option<u64>| Writable {
+        point,
+        flags: [&["nosuid", "nodev"], flags].concat(),
+        tmpfs: bytes.map(|bytes| (bytes, limits.tmp_inodes)),
+    };
+    let mut writable = vec![
+        place("/tmp", &[], Some(limits.tmp_bytes)),
+        place("/var/tmp", &[], Some(limits.tmp_bytes)),
+        place("/dev/shm", &["noexec"], Some(limits.shm_bytes)),
+    ];
+    writable.extend(spec.workspace.is_some().then(|| place("/workspace", &[], None)));
+    Expected {
+        user_namespace: Some(spec.identity),
+        uid: spec.identity.base,
+        groups: Vec::new(),
+        namespaces: vec!["cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"],
+        capabilities: [0, POWERS, POWERS, POWERS, 0],
+        filtered: false,
+        oom_score_adj: 200,
+        rlimits: vec![
+            ("Max core file size", 0),
+            ("Max file size", limits.file_bytes),
+            ("Max locked memory", 8 << 20),
+            ("Max open files", limits.open_files),
+            ("Max pending signals", 4096),
+            ("Max msgqueue size", 64 << 10),
+            ("Max nice priority", 0),
+            ("Max realtime priority", 0),
+        ],
+        hostname: image::HOSTNAME,
+        mounts: Mounts {
+            root: vec!["nosuid", "nodev"],
+            may_follow: false,
+            writable,
+            system: vec!["/proc", "/dev", "/dev/pts"],
+            masked: &walls::MASKED,
+            read_only: &walls::READ_ONLY,
+            secret: Some(shared.data_dir.clone()),
+        },
+        group: shared.group(&spec.id),
+        limits: limits.clone(),
+    }
 }
 
 fn request(shared: &Shared, spec: &Spec, root: &image::Root, group: &Group) -> Make {
@@ -141,10 +192,20 @@ fn request(shared: &Shared, spec: &Spec, root: &image::Root, group: &Group) -> M
         range: Identity::RANGE,
         workspace: spec.workspace.as_deref().map(bytes).unwrap_or_default(),
         tmp_bytes: spec.limits.tmp_bytes,
+        tmp_inodes: spec.limits.tmp_inodes,
+        shm_bytes: spec.limits.shm_bytes,
+        masked: hidden(&walls::MASKED),
+        read_only: hidden(&walls::READ_ONLY),
         rlimits: rlimits(&spec.limits),
         hostname: image::HOSTNAME.as_bytes().to_vec(),
         oom_score_adj: OOM_SCORE_ADJ,
     }
+}
+
+/// A sandbox of this backend has no `/sys`.
+fn hidden(paths: &[&str]) -> Vec<Vec<u8>> {
+    let of_proc = paths.iter().filter(|path| path.starts_with("/proc/"));
+    of_proc.map(|path| path.as_bytes().to_vec()).collect()
 }
 
 fn rlimits(limits: &Limits) -> Vec<Rlimit> {
