@@ -118,14 +118,15 @@ impl Member {
     /// Gives an order and waits for what comes of it.
     pub async fn order<T>(&self, order: impl FnOnce(Done<T>) -> Order) -> Result<T, Error> {
         let (done, answer) = oneshot::channel();
-        let sent = self.orders.send(order(done)).await;
-        match (sent, answer.await) {
-            (Ok(()), Ok(answer)) => answer,
-            (Ok(()) | Err(_), Ok(_) | Err(_)) => Err(match self.view.borrow().state.end() {
-                Some(end) => self.denied(Denied::Over(end.clone())),
-                None => Error::Stopping,
-            }),
+        // An order that comes back unsent would hold on to `done`, and nobody would ever answer.
+        let is_sent = self.orders.send(order(done)).await.is_ok();
+        if is_sent && let Ok(answer) = answer.await {
+            return answer;
         }
+        Err(match self.view.borrow().state.end() {
+            Some(end) => self.denied(Denied::Over(end.clone())),
+            None => Error::Stopping,
+        })
     }
 
     /// Asks for its end, and waits until nothing in it runs any more.

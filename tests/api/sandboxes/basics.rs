@@ -3,7 +3,7 @@
 use exuvia::api::proto::{self, SandboxState, exec_ended::Cause, sandbox_end};
 use tonic::Code;
 
-use crate::support::hand::{create, get, kill, plain, run, shell, start};
+use crate::support::hand::{create, eventually, get, kill, plain, run, shell, start};
 use crate::bed::{Bed, why};
 
 #[tokio::test]
@@ -47,7 +47,12 @@ async fn a_sandbox_is_made_used_and_ended() {
     assert_eq!(kill(&mut client, id).await, ended, "once more changes nothing");
     let refused = start(&mut client, shell(id, "true")).await.err().unwrap();
     assert_eq!(why(&refused), (Code::FailedPrecondition, "SANDBOX_KILLED".into()));
-    bed.empties().await;
+    eventually("its traces are gone, on the record", async || {
+        let trail = bed.trail(id).await;
+        trail.last().is_some_and(|record| record.action == "sandbox.destroyed")
+    })
+    .await;
+    assert_eq!(bed.fake.living(), []);
 
     // T25: who did what, in order, and no secret.
     let trail = bed.trail(id).await;
