@@ -97,6 +97,8 @@ fn generate(out: &Path) {
         .bytes(".exuvia.guest.v1.Output.data")
         .bytes(".exuvia.guest.v1.FileReply.data")
         .bytes(".exuvia.guest.v1.Input.stdin")
+        .bytes(".exuvia.v1.ExecOutput.data")
+        .bytes(".exuvia.v1.FileChunk.data")
         .bytes(".exuvia.guest.v1.FileChunk.data")
         .compile_fds(compiler.file_descriptor_set())
         .expect("the protobuf files compile");

@@ -57,6 +57,7 @@
 //! - [`forge`]: a second life of the guest's program: the long-lived, single-threaded process of the host's root that makes
 //!   the sandboxes of the `oci` backend (feature `guest`). Knows `wire`, and no image.
 //! - [`wire`]: the frames between the two, used by both ends.
+//! - [`workdir`]: `DATA/work/NAME`, the directory of one sandbox with the volume that its workspace is on; swept by its owner's name.
 //! - [`workspace`]: files that outlive a sandbox, as content-addressed trees; snapshots, restore, diff, archives, apply.
 //! - [`policy`]: the file format, its checks, its canonical form and hash, and [`policy::decide()`]. Deny is the default.
 //! - [`audit`]: the hash chain, its canonical bytes, signed heads, verification, queries.
@@ -123,6 +124,8 @@ pub mod clock;
 #[cfg(feature = "host")]
 pub mod error;
 #[cfg(feature = "host")]
+pub mod fleet;
+#[cfg(feature = "host")]
 pub mod ids;
 #[cfg(feature = "host")]
 pub mod model;
@@ -144,5 +147,7 @@ pub mod task;
 pub mod tasks;
 #[cfg(feature = "host")]
 pub mod tool;
+#[cfg(feature = "host")]
+pub mod workdir;
 #[cfg(feature = "host")]
 pub mod workspace;

@@ -29,9 +29,9 @@ use self::verdict::Verdict;
 use super::{Context, Error, Exit};
 use crate::assembly::Parts;
 use crate::ids::SandboxId;
-use crate::run::workdir::WorkDir;
 use crate::sandbox::disk::Volumes;
 use crate::sandbox::{BackendName, Cause, Ended, Error as SandboxError, ImageRef, Mount, Sandbox, identity};
+use crate::workdir::WorkDir;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

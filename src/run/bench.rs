@@ -10,7 +10,6 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::event::Call;
-use super::workdir::{self, WorkDir};
 use super::{trail, world};
 use crate::audit::Record;
 use crate::clock::{Clock, Timestamp};
@@ -24,6 +23,7 @@ use crate::store::{self, RunRecord, Store};
 use crate::task::Task;
 use crate::tool::registry::Registry;
 use crate::tool::{self, ToolResult};
+use crate::workdir::{self, WorkDir};
 use crate::workspace::{self, BlobId, Index, Pool, Revision};
 
 /// How long a sandbox's processes have to end by themselves when it is closed.
@@ -306,7 +306,10 @@ impl Bench {
     pub async fn snapshot(&self) -> Result<Revision, Error> {
         let mut index = self.index.lock().await;
         self.sandbox.freeze().await?;
-        let taken = self.pool.snapshot(self.directory.workspace(), index.clone()).await;
+        let taken = self
+            .pool
+            .snapshot(self.directory.workspace(), Some(index.clone()))
+            .await;
         let thawed = self.sandbox.thaw().await;
         let taken = taken?;
         thawed?;

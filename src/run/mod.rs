@@ -23,7 +23,6 @@ pub mod state;
 #[cfg(test)]
 mod state_test;
 mod trail;
-pub mod workdir;
 mod world;
 
 pub use driver::Rest;

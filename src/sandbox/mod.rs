@@ -14,6 +14,7 @@ pub mod exec;
 pub mod files;
 pub mod identity;
 pub mod image;
+mod life;
 mod mountinfo;
 pub mod reconcile;
 pub mod seccomp;
@@ -28,6 +29,7 @@ pub use exec::{
     Overflow, Piece, Stdin, Tell, TerminalSize,
 };
 pub use files::Files;
+pub use life::Life;
 pub use session::Sandbox;
 pub use spec::{BackendName, Identity, ImageRef, InvalidImage, Isolation, Limits, Mount, RESERVED, Spec, Usage};
 

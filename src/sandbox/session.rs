@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::exec::{self, Background, Counters, EndReason, ExecInfo, GRACE, Offsets, Overflow, Place, Stdin, Tell};
 use super::files::Files;
-use super::{Backend, Command, Error, Exec, Finished, Handle, Identity, Limits, Spec, Usage};
+use super::{Backend, Command, Error, Exec, Finished, Handle, Identity, Life, Limits, Spec, Usage};
 use crate::ids::{ExecId, SandboxId};
 use crate::wire::{self, EnvVar, Rlimit};
 
@@ -56,9 +56,15 @@ impl Sandbox {
     /// # Errors
     /// [`Error::GuestLost`] when its guest does not answer. Nothing is undone then.
     pub async fn adopt(backend: Arc<dyn Backend>, handle: Handle, spec: Spec, filter: Vec<u8>) -> Result<Self, Error> {
+        let sandbox = Self::known(backend, handle, spec, filter);
+        sandbox.ping().await?;
+        Ok(sandbox)
+    }
+
+    /// As [`Sandbox::adopt`], of one that may be frozen and could not answer.
+    pub fn known(backend: Arc<dyn Backend>, handle: Handle, spec: Spec, filter: Vec<u8>) -> Self {
         let place = place(backend, handle, &spec);
-        first_word(&place).await?;
-        Ok(Self { place, spec, filter })
+        Self { place, spec, filter }
     }
 
     pub fn id(&self) -> &SandboxId {
@@ -159,6 +165,33 @@ impl Sandbox {
 
     pub async fn thaw(&self) -> Result<(), Error> {
         self.place.backend.freeze(&self.place.sandbox, false).await
+    }
+
+    /// Asks the guest whether it is there.
+    ///
+    /// # Errors
+    /// [`Error::GuestLost`].
+    pub async fn ping(&self) -> Result<(), Error> {
+        first_word(&self.place).await
+    }
+
+    /// What tells when its first process has ended.
+    pub async fn life(&self) -> Result<Life, Error> {
+        self.place.backend.life(&self.place.sandbox).await
+    }
+
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    /// Ends every process, asking first where `grace` allows; its files stay until [`Sandbox::destroy`].
+    pub async fn stop(&self, grace: Duration) -> Result<(), Error> {
+        self.place.backend.stop(&self.place.sandbox, grace).await
+    }
+
+    /// Ends every process and removes every trace. May be called again.
+    pub async fn destroy(&self) -> Result<(), Error> {
+        self.place.backend.destroy(self.id()).await
     }
 
     /// Ends every process, asking first where `grace` allows, and removes every trace. May be called again.

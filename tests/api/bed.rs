@@ -9,6 +9,7 @@ use exuvia::api::{proto, server};
 use exuvia::audit::{Mirror, Record};
 use exuvia::chaos::KillAt;
 use exuvia::clock::{Clock, System, Timestamp};
+use exuvia::fleet::{self, Fleet, OnShutdown, Recovered};
 use exuvia::run::hub::Hub;
 use exuvia::run::{Service, Shop, bench};
 use exuvia::sandbox::backend::Backends;
@@ -22,7 +23,7 @@ use tempfile::TempDir;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
-use crate::support::{Client, keyed};
+use crate::support::{Client, Sandboxes, keyed};
 
 /// A service and its server.
 pub struct Bed {
@@ -32,8 +33,26 @@ pub struct Bed {
     pub store: Arc<dyn Store>,
     slots: usize,
     service: Service,
+    pub fleet: Fleet,
+    pub recovered: Recovered,
+    config: fleet::Config,
     tasks: Tasks,
     url: String,
+}
+
+/// A data directory and its sandboxes, between two services.
+pub struct Stopped {
+    pub data: TempDir,
+    pub clock: Later,
+    pub fake: Arc<Fake>,
+    slots: usize,
+    config: fleet::Config,
+}
+
+impl Stopped {
+    pub async fn started(self) -> Bed {
+        Bed::over((self.data, self.fake), self.clock, self.slots, self.config).await
+    }
 }
 
 /// The system's clock, and how far a test has moved it on.
@@ -59,18 +78,38 @@ impl Bed {
 
     /// One that drives so many runs side by side.
     pub async fn with_slots(slots: usize) -> Self {
-        Self::over(tempfile::tempdir().unwrap(), Later::default(), slots).await
+        let made = (tempfile::tempdir().unwrap(), Fake::new());
+        let config = fleet::Config {
+            on_shutdown: OnShutdown::End,
+            ..fleet::Config::default()
+        };
+        Self::over(made, Later::default(), slots, config).await
     }
 
-    async fn over(data: TempDir, clock: Later, slots: usize) -> Self {
-        let fake = Fake::new();
+    /// One whose fleet is so.
+    pub async fn with_fleet(config: fleet::Config) -> Self {
+        let made = (tempfile::tempdir().unwrap(), Fake::new());
+        Self::over(made, Later::default(), 8, config).await
+    }
+
+    async fn over((data, fake): (TempDir, Arc<Fake>), clock: Later, slots: usize, config: fleet::Config) -> Self {
         let (service, store) = service(data.path(), &fake, &clock, slots);
+        let parts = fleet::Parts {
+            data_dir: data.path().to_owned(),
+            backends: Backends::only(Arc::clone(&fake) as Arc<_>),
+            trees: service.workspaces().clone(),
+            store: Arc::clone(&store),
+            clock: Arc::new(clock.clone()),
+        };
+        let fleet = Fleet::new(parts, config.clone()).await.unwrap();
+        let recovered = fleet.recover().await;
+        fleet.fill_pool();
         let listener = server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let tasks = Tasks::default();
-        let serving = service.clone();
+        let (serving, served) = (service.clone(), fleet.clone());
         tasks.spawn("serve", |stop| async move {
-            server::serve(serving, listener, stop).await.unwrap();
+            server::serve(serving, served, listener, stop).await.unwrap();
         });
         service.recover().await.unwrap();
         Self {
@@ -80,6 +119,9 @@ impl Bed {
             store,
             slots,
             service,
+            fleet,
+            recovered,
+            config,
             tasks,
             url,
         }
@@ -87,12 +129,47 @@ impl Bed {
 
     /// Stops all of it and opens the same data directory anew, as another process would.
     pub async fn restarted(self) -> Self {
+        self.stopped().await.started().await
+    }
+
+    /// Stops all of it.
+    pub async fn stopped(self) -> Stopped {
         self.tasks.stopping().cancel();
+        let still = self.fleet.shut_down(Duration::from_secs(30)).await;
+        assert!(still.is_empty(), "{still:?}");
         let still = self.service.shut_down(Duration::from_secs(30)).await;
         assert!(still.is_empty(), "{still:?}");
-        assert_eq!(self.fake.living(), [], "a stopped service leaves no sandbox");
-        let Self { data, clock, slots, .. } = self;
-        Self::over(data, clock, slots).await
+        let Self {
+            data,
+            clock,
+            slots,
+            fake,
+            config,
+            ..
+        } = self;
+        if config.on_shutdown == OnShutdown::End {
+            assert_eq!(fake.living(), [], "a stopped service leaves no sandbox");
+        }
+        Stopped {
+            data,
+            clock,
+            fake,
+            slots,
+            config,
+        }
+    }
+
+    pub async fn sandboxes(&self) -> Sandboxes {
+        Sandboxes::connect(self.url.clone()).await.unwrap()
+    }
+
+    /// What is on the audit record of a sandbox, in order, once all of it is.
+    pub async fn trail(&self, sandbox: &str) -> Vec<Record> {
+        self.fleet.flush().await;
+        let all = self.store.audit_log(0, 100_000).await.unwrap().into_iter();
+        all.map(|sealed| sealed.record)
+            .filter(|record| record.ids.get("sandbox").is_some_and(|id| id == sandbox))
+            .collect()
     }
 
     pub async fn client(&self) -> Client {

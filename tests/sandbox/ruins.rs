@@ -7,9 +7,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use exuvia::ids::SandboxId;
-use exuvia::run::workdir;
 use exuvia::sandbox::backend::oci::Oci;
 use exuvia::sandbox::{Backend, ImageRef, Limits, Mount, Spec, reconcile};
+use exuvia::workdir;
 
 use crate::support::{Bench, PROGRAM, no_zombies_stay, sh, traces};
 
@@ -225,8 +225,8 @@ async fn what_a_killed_server_leaves_is_reaped_by_the_next() {
         let left = sandboxes(data.path());
         seen += left.len();
         let backend = Oci::new(data.path()).unwrap();
-        reconcile::reap(&backend).await.unwrap();
-        workdir::sweep(data.path()).unwrap();
+        reconcile::reap(&backend, |_| false).await.unwrap();
+        workdir::sweep(data.path(), |_| false).unwrap();
         // A launcher that was still starting may look for its group only now.
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(sandboxes(data.path()), Vec::<String>::new(), "killed after {ms} ms");
@@ -244,7 +244,10 @@ async fn only_the_dead_are_reaped() {
     };
     let spec = bench.spec();
     let handle = bench.up(&spec).await;
-    assert_eq!(reconcile::reap(&bench.backend).await.unwrap(), Vec::<SandboxId>::new());
+    assert_eq!(
+        reconcile::reap(&bench.backend, |_| false).await.unwrap(),
+        Vec::<SandboxId>::new()
+    );
     bench.backend.start(&handle).await.unwrap();
 
     // The same sandbox, had its server been another process that is gone.
@@ -259,7 +262,7 @@ async fn only_the_dead_are_reaped() {
     value["owner"]["started"] = 1.into();
     fs::write(&record, value.to_string()).unwrap();
     assert_eq!(
-        reconcile::reap(&bench.backend).await.unwrap(),
+        reconcile::reap(&bench.backend, |_| false).await.unwrap(),
         std::slice::from_ref(&spec.id)
     );
     assert_eq!(bench.traces(&spec.id), Vec::<String>::new());
@@ -278,7 +281,7 @@ async fn only_the_dead_are_reaped() {
     )
     .unwrap();
     assert_eq!(
-        reconcile::reap(&bench.backend).await.unwrap(),
+        reconcile::reap(&bench.backend, |_| false).await.unwrap(),
         std::slice::from_ref(&spec.id)
     );
     assert_eq!(bench.traces(&spec.id), Vec::<String>::new());

@@ -6,9 +6,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::process::Process;
 use crate::sandbox::Limits;
 use crate::sandbox::disk::{self, Volumes};
-use crate::store::Owner;
 use crate::workspace;
 
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +62,7 @@ impl WorkDir {
             path: path.to_owned(),
             source,
         };
-        let owner = Owner::current().map_err(fail)?;
+        let owner = Process::current().map_err(fail)?;
         let parent = path.parent().unwrap_or(path);
         fs::create_dir_all(parent).map_err(fail)?;
         // It gets its name when it says whose it is.
@@ -74,6 +74,25 @@ impl WorkDir {
         fs::write(fresh.path().join(OWNER), text).map_err(fail)?;
         fs::rename(fresh.path(), path).map_err(fail)?;
         Ok(Self(path.to_owned()))
+    }
+
+    /// Takes over the one that a dead process had.
+    ///
+    /// # Errors
+    /// [`Error::Directory`], also when it is not there.
+    pub fn adopt(data_dir: &Path, name: &str) -> Result<Self, Error> {
+        let path = data_dir.join("work").join(name);
+        let taken = fs::metadata(disk::workspace(&path))
+            .and_then(|_| Process::current())
+            .and_then(|owner| {
+                let fresh = path.join("owner.json.new");
+                fs::write(&fresh, serde_json::to_vec(&owner).map_err(io::Error::other)?)?;
+                fs::rename(fresh, path.join(OWNER))
+            });
+        match taken {
+            Ok(()) => Ok(Self(path)),
+            Err(source) => Err(Error::Directory { path, source }),
+        }
     }
 
     /// What a sandbox is given.
@@ -99,7 +118,7 @@ fn remove(path: &Path) -> Result<(), String> {
 fn is_left_behind(path: &Path) -> bool {
     let owner = fs::read(path.join(OWNER))
         .ok()
-        .and_then(|text| serde_json::from_slice::<Owner>(&text).ok());
+        .and_then(|text| serde_json::from_slice::<Process>(&text).ok());
     if let Some(owner) = owner {
         return !owner.is_alive();
     }
@@ -115,10 +134,10 @@ fn is_left_behind(path: &Path) -> bool {
 fn is_made_by_the_living(maker: &str) -> bool {
     let mut parts = maker.split('-');
     let mut number = || parts.next()?.parse::<u64>().ok();
-    let (Some(pid), Some(started), Ok(me)) = (number(), number(), Owner::current()) else {
+    let (Some(pid), Some(started), Ok(me)) = (number(), number(), Process::current()) else {
         return false;
     };
-    let maker = Owner {
+    let maker = Process {
         pid: u32::try_from(pid).unwrap_or(u32::MAX),
         started,
         boot: me.boot,
@@ -126,11 +145,11 @@ fn is_made_by_the_living(maker: &str) -> bool {
     maker.is_alive()
 }
 
-/// Removes working directories whose maker is dead; gives how many.
+/// Removes working directories whose maker is dead, but for those whose names `is_kept`; gives how many.
 ///
 /// # Errors
 /// When the data directory cannot be listed.
-pub fn sweep(data_dir: &Path) -> io::Result<usize> {
+pub fn sweep(data_dir: &Path, is_kept: impl Fn(&str) -> bool) -> io::Result<usize> {
     let entries = match fs::read_dir(data_dir.join("work")) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
@@ -139,7 +158,8 @@ pub fn sweep(data_dir: &Path) -> io::Result<usize> {
     let mut gone = 0;
     for entry in entries {
         let path = entry?.path();
-        if !is_left_behind(&path) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if is_kept(&name) || !is_left_behind(&path) {
             continue;
         }
         match remove(&path) {
@@ -159,12 +179,12 @@ mod tests {
     fn what_a_killed_process_leaves_is_swept_and_what_a_living_one_uses_stays() {
         let data = tempfile::tempdir().unwrap();
         let work = data.path().join("work");
-        assert_eq!(sweep(data.path()).unwrap(), 0);
+        assert_eq!(sweep(data.path(), |_| false).unwrap(), 0);
         let living = WorkDir::make(&work.join("living")).unwrap();
-        let me = Owner::current().unwrap();
+        let me = Process::current().unwrap();
         let fresh = work.join(format!("{FRESH}{}-{}-x", me.pid, me.started));
         fs::create_dir(&fresh).unwrap();
-        let dead = Owner {
+        let dead = Process {
             started: me.started + 1,
             ..me.clone()
         };
@@ -181,7 +201,7 @@ mod tests {
                 fs::write(work.join(name).join(OWNER), serde_json::to_vec(owner).unwrap()).unwrap();
             }
         }
-        assert_eq!(sweep(data.path()).unwrap(), 4);
+        assert_eq!(sweep(data.path(), |_| false).unwrap(), 4);
         assert!(fresh.is_dir() && living.0.is_dir());
         living.remove();
         fs::remove_dir(fresh).unwrap();
