@@ -66,6 +66,8 @@ pub struct Error {
     pub message: String,
     /// What to do about it.
     pub hint: Option<String>,
+    /// The stable reason that a server gave.
+    pub reason: Option<String>,
 }
 
 impl Error {
@@ -74,6 +76,7 @@ impl Error {
             kind,
             message: message.into(),
             hint: None,
+            reason: None,
         }
     }
 

@@ -10,4 +10,5 @@ mod audit;
 mod bad;
 mod desk;
 mod run;
+mod sandbox;
 mod task;

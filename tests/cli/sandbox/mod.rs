@@ -1,0 +1,5 @@
+//! `exuvia sandbox …` against servers: a double that says what a test wants, and the real one.
+
+mod double;
+mod hostile;
+mod streams;
