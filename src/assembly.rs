@@ -17,6 +17,8 @@ use crate::audit::Mirror;
 use crate::chaos::KillAt;
 use crate::clock::{Clock, System};
 use crate::error::Kind;
+use crate::fleet::{self, Fleet};
+use crate::ids::SandboxId;
 use crate::run::{self, Service, Shop, bench};
 use crate::sandbox::backend::Backends;
 use crate::sandbox::{self, BackendName, reconcile};
@@ -57,6 +59,8 @@ pub enum Error {
     Run(#[from] run::Error),
     #[error(transparent)]
     Bench(#[from] bench::Error),
+    #[error(transparent)]
+    Fleet(#[from] fleet::Error),
 }
 
 impl Error {
@@ -71,6 +75,7 @@ impl Error {
             Self::Audit(error) => error.kind(),
             Self::Run(error) => error.kind(),
             Self::Bench(error) => error.kind(),
+            Self::Fleet(error) => error.kind(),
         }
     }
 }
@@ -103,18 +108,34 @@ impl Parts {
         })
     }
 
+    /// The fleet of a server, which drives nothing yet.
+    pub async fn fleet(&self, trees: Pool, config: fleet::Config) -> Result<Fleet, Error> {
+        let parts = fleet::Parts {
+            data_dir: self.data_dir.clone(),
+            backends: self.backends.clone(),
+            trees,
+            store: Arc::clone(&self.store),
+            clock: Arc::clone(&self.clock),
+        };
+        Ok(Fleet::new(parts, config).await?)
+    }
+
     /// Removes what dead processes left (promise 7): sandboxes, and working directories of runs that nobody drives.
-    pub async fn reap(&self, backends: &[BackendName]) -> Vec<crate::ids::SandboxId> {
+    pub async fn reap(&self, backends: &[BackendName]) -> Vec<SandboxId> {
         let mut gone = Vec::new();
+        // Those of the fleet wait for the next server, which goes on with them.
+        let now = self.clock.now();
+        let is_kept = |id: &SandboxId| fleet::is_leased(&self.data_dir, id, now);
         for name in backends {
-            let reaped = async { reconcile::reap(self.backends.get(*name).await?.as_ref()).await };
+            let reaped = async { reconcile::reap(self.backends.get(*name).await?.as_ref(), is_kept).await };
             match reaped.await {
                 Ok(ids) => gone.extend(ids),
                 // An engine that is not there holds nothing that could be removed now.
                 Err(error) => tracing::debug!(error = %crate::error::chain(&error), "nothing reaped"),
             }
         }
-        if let Err(error) = bench::sweep(&self.data_dir) {
+        let is_kept = |name: &str| name.parse().is_ok_and(|id| is_kept(&id));
+        if let Err(error) = workspace::sweep(&self.data_dir, is_kept) {
             tracing::warn!(%error, "working directories not swept");
         }
         gone

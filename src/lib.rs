@@ -120,6 +120,8 @@ pub mod clock;
 #[cfg(feature = "host")]
 pub mod error;
 #[cfg(feature = "host")]
+pub mod fleet;
+#[cfg(feature = "host")]
 pub mod ids;
 #[cfg(feature = "host")]
 pub mod model;

@@ -20,7 +20,7 @@ use crate::run::state::Used;
 use crate::task::Model;
 use crate::workspace::{InvalidId, Revision};
 
-fn time(at: Timestamp) -> Option<PbTimestamp> {
+pub(super) fn time(at: Timestamp) -> Option<PbTimestamp> {
     let (seconds, millis) = (at.0.div_euclid(1000), at.0.rem_euclid(1000));
     Some(PbTimestamp {
         seconds,
@@ -28,11 +28,11 @@ fn time(at: Timestamp) -> Option<PbTimestamp> {
     })
 }
 
-fn duration(value: Duration) -> Option<prost_types::Duration> {
+pub(super) fn duration(value: Duration) -> Option<prost_types::Duration> {
     prost_types::Duration::try_from(value).ok()
 }
 
-fn duration_in(value: Option<prost_types::Duration>, field: &str) -> Result<Option<Duration>, Status> {
+pub(super) fn duration_in(value: Option<prost_types::Duration>, field: &str) -> Result<Option<Duration>, Status> {
     value
         .map(Duration::try_from)
         .transpose()
@@ -399,6 +399,16 @@ fn kind(event: &Event) -> proto::event::Kind {
 /// Credentials that a client may name; which others a host has is not for clients to choose.
 const CLIENT_CREDENTIALS: [&str; 2] = ["env:EXUVIA_MODEL_KEY", "env:OPENAI_API_KEY"];
 
+/// An image by what it says, never by what is on the server's disk.
+pub(super) fn check_image(field: &str, image: &str) -> Result<(), Status> {
+    match image.is_empty() || image == "host" || image.starts_with("docker:") {
+        true => Ok(()),
+        false => Err(invalid(format!(
+            "`{field}` is `host` or `docker:NAME`; a path of the host can only stand in a policy"
+        ))),
+    }
+}
+
 /// What a client may not choose, since it would reach with the server's rights where the client's do not: files of the
 /// host as image, policy or key, and an address of its own for the server's key.
 fn check_reach(task: &proto::Task) -> Result<(), Status> {
@@ -407,12 +417,7 @@ fn check_reach(task: &proto::Task) -> Result<(), Status> {
             "`task.policy` is the name of a policy that the server knows, not a path",
         ));
     }
-    // By what it says, never by what is on the server's disk.
-    if !(task.image.is_empty() || task.image == "host" || task.image.starts_with("docker:")) {
-        return Err(invalid(
-            "`task.image` is `host` or `docker:NAME`; a path of the host can only stand in a policy",
-        ));
-    }
+    check_image("task.image", &task.image)?;
     if let Some(proto::model::Kind::Openai(model)) = task.model.as_ref().and_then(|model| model.kind.as_ref())
         && !model.credential.is_empty()
     {
@@ -526,7 +531,7 @@ pub fn submission_to_proto(submission: Submission) -> proto::Task {
     }
 }
 
-fn workspace(tree: Option<String>, times: Option<String>) -> Result<Option<Revision>, InvalidId> {
+pub(super) fn workspace(tree: Option<String>, times: Option<String>) -> Result<Option<Revision>, InvalidId> {
     let times = times.map(|times| times.parse()).transpose()?;
     tree.map(|tree| {
         Ok(Revision {

@@ -9,9 +9,12 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
 use super::proto::DESCRIPTORS;
+use super::proto::sandbox_service_server::SandboxServiceServer;
 use super::proto::task_service_server::TaskServiceServer;
+use super::sandboxes::Sandboxes;
 use super::tasks::Tasks;
 use crate::error::Kind;
+use crate::fleet::Fleet;
 use crate::run::Service;
 
 /// Largest message that is taken, inflated.
@@ -56,15 +59,22 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
 }
 
 /// Serves until `stop` is cancelled, then lets calls end.
-pub async fn serve(service: Service, listener: TcpListener, stop: CancellationToken) -> Result<(), Error> {
+pub async fn serve(
+    service: Service,
+    fleet: Fleet,
+    listener: TcpListener,
+    stop: CancellationToken,
+) -> Result<(), Error> {
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<TaskServiceServer<Tasks>>().await;
+    health.set_serving::<SandboxServiceServer<Sandboxes>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
         .map_err(|error| Error::Broke(error.into()))?;
     let tasks = TaskServiceServer::new(Tasks::new(service)).max_decoding_message_size(MAX_MESSAGE);
+    let sandboxes = SandboxServiceServer::new(Sandboxes::new(fleet)).max_decoding_message_size(MAX_MESSAGE);
     Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(30)))
         .http2_max_header_list_size(16 << 10)
@@ -72,6 +82,7 @@ pub async fn serve(service: Service, listener: TcpListener, stop: CancellationTo
         .add_service(health_service)
         .add_service(reflection)
         .add_service(tasks)
+        .add_service(sandboxes)
         .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.cancelled_owned())
         .await
         .map_err(|error| Error::Broke(error.into()))

@@ -8,13 +8,40 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::error::{self, Kind};
-use crate::run;
+use crate::{fleet, run};
 
 const DOMAIN: &str = "exuvia";
+
+/// When whoever found no place may try again.
+const PLACE: Duration = Duration::from_secs(1);
 
 /// The status that stands for `error`. Internal errors are logged under an id and told by that id alone.
 pub fn of(error: &run::Error) -> Status {
     make(error.kind(), error.reason(), error::chain(error))
+}
+
+/// The same for the fleet's errors.
+pub fn of_fleet(error: &fleet::Error) -> Status {
+    let (kind, reason) = (error.kind(), error.reason());
+    let (message, mut details) = told(kind, reason, error::chain(error));
+    let mut code = code(kind);
+    if let fleet::Error::NoPlace { .. } | fleet::Error::QueueFull(_) = error {
+        details.set_retry_info(Some(PLACE));
+    }
+    if let fleet::Error::OutputDropped {
+        channel, first, end, ..
+    } = error
+    {
+        code = Code::OutOfRange;
+        let kept = [
+            ("stream", channel.to_string()),
+            ("first_offset", first.to_string()),
+            ("end_offset", end.to_string()),
+        ];
+        let kept = kept.map(|(name, value)| (name.to_owned(), value));
+        details.set_error_info(reason, DOMAIN, HashMap::from(kept));
+    }
+    Status::with_error_details(code, message, details)
 }
 
 /// The status of a request that makes no sense.
@@ -23,6 +50,11 @@ pub fn invalid(message: impl Into<String>) -> Status {
 }
 
 fn make(kind: Kind, reason: &str, message: String) -> Status {
+    let (message, details) = told(kind, reason, message);
+    Status::with_error_details(code(kind), message, details)
+}
+
+fn told(kind: Kind, reason: &str, message: String) -> (String, ErrorDetails) {
     let mut metadata = HashMap::new();
     let message = match kind {
         Kind::Internal => {
@@ -45,7 +77,7 @@ fn make(kind: Kind, reason: &str, message: String) -> Status {
     if kind.is_retryable() {
         details.set_retry_info(Some(Duration::from_secs(1)));
     }
-    Status::with_error_details(code(kind), message, details)
+    (message, details)
 }
 
 fn code(kind: Kind) -> Code {

@@ -1,12 +1,10 @@
 //! TaskService: each method converts, makes one call and converts back.
 
-use std::pin::Pin;
-
-use futures::{Stream, StreamExt, TryStreamExt};
-use tonic::{Request, Response, Status, Streaming};
+use futures::{StreamExt, TryStreamExt};
+use tonic::{Request, Response, Streaming};
 
 use super::proto::task_service_server::TaskService;
-use super::{convert, proto, status};
+use super::{Answer, Out, convert, page_token, proto, status};
 use crate::run::{self, Service};
 use crate::store::{Query, Signal};
 
@@ -26,9 +24,6 @@ impl Tasks {
         Self { service }
     }
 }
-
-type Answer<T> = Result<Response<T>, Status>;
-type Out<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl TaskService for Tasks {
@@ -248,18 +243,4 @@ impl Tasks {
             .map_err(|error| status::of(&error))?;
         Ok(Response::new(convert::run(&view)))
     }
-}
-
-/// `MILLIS.run_…`: the last run of the page before.
-fn page_token(text: &str) -> Result<Option<(crate::clock::Timestamp, crate::ids::RunId)>, Status> {
-    if text.is_empty() {
-        return Ok(None);
-    }
-    let parse = || {
-        let (at, run) = text.split_once('.')?;
-        Some((crate::clock::Timestamp(at.parse().ok()?), run.parse().ok()?))
-    };
-    parse()
-        .map(Some)
-        .ok_or_else(|| status::invalid("`page_token` is not one of ours"))
 }

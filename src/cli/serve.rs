@@ -10,6 +10,7 @@ use super::{Context, Error, Exit};
 use crate::api::server;
 use crate::assembly::{self, Config, ServerLock};
 use crate::error::Kind;
+use crate::fleet::{self, OnShutdown, Stock};
 use crate::sandbox::BackendName;
 
 /// How long running steps may take to stop.
@@ -23,6 +24,15 @@ pub struct Args {
     /// Runs driven side by side; more wait as QUEUED.
     #[arg(long, default_value_t = 8, value_name = "N")]
     parallel_runs: usize,
+    /// Sandboxes for direct use that there may be at once; more wait for a place, or are refused.
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    max_sandboxes: usize,
+    /// Sandboxes to be made ahead, at least and at most; may be repeated.
+    #[arg(long = "pool", value_name = "POLICY[:IMAGE]=MIN..MAX")]
+    pools: Vec<Stock>,
+    /// What becomes of sandboxes for direct use at SIGTERM: the next server goes on with them, or they end.
+    #[arg(long, value_enum, default_value_t = OnShutdown::Keep)]
+    on_shutdown: OnShutdown,
 }
 
 pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
@@ -42,21 +52,32 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
         data_dir: context.data_dir.clone(),
         parallel_runs: args.parallel_runs,
     };
+    let fleet = fleet::Config {
+        max_sandboxes: args.max_sandboxes,
+        on_shutdown: args.on_shutdown,
+        stocks: args.pools,
+    };
     let (service, parts) = assembly::open(&config).await?;
+    let fleet = parts.fleet(service.workspaces().clone(), fleet).await?;
+    let recovered = fleet.recover().await;
     let reaped = parts.reap(&[BackendName::Oci, BackendName::Docker]).await;
     let resumed = service.recover().await?;
+    fleet.fill_pool();
+    let all_reaped = [recovered.reaped, reaped].concat();
     let text = format!(
-        "listening on {address}; data in {}; resumed {} runs, removed {} stray sandboxes",
+        "listening on {address}; data in {}; resumed {} runs, took over {} sandboxes, removed {} stray sandboxes",
         context.data_dir.display(),
         resumed.len(),
-        reaped.len()
+        recovered.adopted.len(),
+        all_reaped.len()
     );
     context.finish(
-        &json!({ "listening": address.to_string(), "data_dir": context.data_dir, "resumed": resumed, "reaped": reaped }),
+        &json!({ "listening": address.to_string(), "data_dir": context.data_dir, "resumed": resumed,
+            "adopted": recovered.adopted, "reaped": all_reaped }),
         &text,
     );
     let stop = service.stopping();
-    let serving = server::serve(service.clone(), listener, stop.clone());
+    let serving = server::serve(service.clone(), fleet.clone(), listener, stop.clone());
     tokio::pin!(serving);
     let ended = tokio::select! {
         result = &mut serving => Some(result),
@@ -71,7 +92,13 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
             None => tokio::time::timeout(DRAIN, serving).await.unwrap_or(Ok(())),
         }
     };
-    let (ended, still) = tokio::join!(drained, service.shut_down(DRAIN));
+    // The fleet first: its last records are brought to the audit file by the service's end.
+    let ending = async {
+        let mut still = fleet.shut_down(DRAIN).await;
+        still.extend(service.shut_down(DRAIN).await);
+        still
+    };
+    let (ended, still) = tokio::join!(drained, ending);
     if !still.is_empty() {
         tracing::warn!(?still, "did not stop in time; their runs go on at the next start");
     }

@@ -18,11 +18,11 @@ use crate::ids::SandboxId;
 use crate::policy::Policy;
 use crate::sandbox::backend::Backends;
 use crate::sandbox::{self, BackendName, ImageRef, Isolation, Sandbox, Spec, identity, seccomp};
-use crate::store::{self, Owner, RunRecord, Store};
+use crate::store::{self, RunRecord, Store};
 use crate::task::Task;
 use crate::tool::registry::Registry;
 use crate::tool::{self, ToolResult};
-use crate::workspace::{self, BlobId, Index, Pool, Revision};
+use crate::workspace::{self, BlobId, Index, Pool, Revision, WorkDir};
 
 /// How long a sandbox's processes have to end by themselves when it is closed.
 const GRACE: Duration = Duration::from_millis(200);
@@ -45,12 +45,6 @@ pub enum Error {
         wanted: Isolation,
         missing: String,
     },
-    #[error("cannot use the working directory `{path}`")]
-    Directory {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
 }
 
 impl Error {
@@ -61,7 +55,6 @@ impl Error {
             Self::Lost(_) => Kind::Unavailable,
             Self::Store(error) => error.kind(),
             Self::Filter(_) | Self::Isolation { .. } => Kind::WrongState,
-            Self::Directory { .. } => Kind::Internal,
         }
     }
 
@@ -74,7 +67,7 @@ impl Error {
             Self::Sandbox(sandbox::Error::Image { .. }) => "image",
             Self::Sandbox(_) | Self::Lost(_) => "sandbox_lost",
             Self::Workspace(workspace::Error::Limit { .. }) => "workspace_limit",
-            Self::Workspace(_) | Self::Directory { .. } => "workspace",
+            Self::Workspace(_) => "workspace",
             Self::Store(_) => "store",
         }
     }
@@ -171,7 +164,7 @@ impl Maker {
         let backend = self.backends.get(task.backend).await?;
         let claim = identity::Claim::take(&self.data_dir)?;
         let id = SandboxId::random();
-        let directory = WorkDir::make(&self.data_dir.join("work").join(id.as_str()))?;
+        let directory = WorkDir::make(&self.data_dir, id.as_str())?;
         let owner = workspace::Owner {
             uid: claim.identity().host_uid(),
             gid: claim.identity().host_uid(),
@@ -276,7 +269,10 @@ impl Bench {
     pub async fn snapshot(&self) -> Result<Revision, Error> {
         let mut index = self.index.lock().await;
         self.sandbox.freeze().await?;
-        let taken = self.pool.snapshot(self.directory.workspace(), index.clone()).await;
+        let taken = self
+            .pool
+            .snapshot(self.directory.workspace(), Some(index.clone()))
+            .await;
         let thawed = self.sandbox.thaw().await;
         let taken = taken?;
         thawed?;
@@ -345,140 +341,5 @@ impl Bench {
             Ok(blob) if is_ours => Ok(Some(self.pool.artifact(blob).await?)),
             Ok(_) | Err(_) => Ok(None),
         }
-    }
-}
-
-/// Names the process that made a working directory.
-const OWNER: &str = "owner.json";
-/// How the name of one begins that does not say yet whose it is.
-const FRESH: &str = ".new-";
-
-/// A directory that goes with its bench. What a killed process leaves, `sweep` removes.
-#[derive(Debug, Clone)]
-struct WorkDir(PathBuf);
-
-impl WorkDir {
-    fn make(path: &Path) -> Result<Self, Error> {
-        let fail = |source| Error::Directory {
-            path: path.to_owned(),
-            source,
-        };
-        let owner = Owner::current().map_err(fail)?;
-        let parent = path.parent().unwrap_or(path);
-        std::fs::create_dir_all(parent).map_err(fail)?;
-        // It gets its name when it says whose it is.
-        let fresh = tempfile::Builder::new()
-            .prefix(&format!("{FRESH}{}-{}-", owner.pid, owner.started))
-            .tempdir_in(parent)
-            .map_err(fail)?;
-        let text = serde_json::to_vec(&owner).expect("an owner is plain data");
-        std::fs::write(fresh.path().join(OWNER), text).map_err(fail)?;
-        std::fs::rename(fresh.path(), path).map_err(fail)?;
-        Ok(Self(path.to_owned()))
-    }
-
-    fn workspace(&self) -> PathBuf {
-        self.0.join("workspace")
-    }
-
-    fn remove(&self) {
-        if let Err(error) = workspace::remove_all(&self.0) {
-            let error = crate::error::chain(&error);
-            tracing::warn!(path = %self.0.display(), error, "working directory not removed");
-        }
-    }
-}
-
-/// Whether the maker of a working directory is dead, or has begun to remove it.
-fn is_left_behind(path: &Path) -> bool {
-    let owner = std::fs::read(path.join(OWNER))
-        .ok()
-        .and_then(|text| serde_json::from_slice::<Owner>(&text).ok());
-    if let Some(owner) = owner {
-        return !owner.is_alive();
-    }
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    match name.strip_prefix(FRESH) {
-        Some(maker) => !is_made_by_the_living(maker),
-        // It got its name when it said whose it is: without that it is half removed.
-        None => true,
-    }
-}
-
-/// Reads `PID-STARTED-…`, the rest of a fresh directory's name.
-fn is_made_by_the_living(maker: &str) -> bool {
-    let mut parts = maker.split('-');
-    let mut number = || parts.next()?.parse::<u64>().ok();
-    let (Some(pid), Some(started), Ok(me)) = (number(), number(), Owner::current()) else {
-        return false;
-    };
-    let maker = Owner {
-        pid: u32::try_from(pid).unwrap_or(u32::MAX),
-        started,
-        boot: me.boot,
-    };
-    maker.is_alive()
-}
-
-/// Removes working directories whose maker is dead; gives how many.
-///
-/// # Errors
-/// When the data directory cannot be listed.
-pub fn sweep(data_dir: &Path) -> std::io::Result<usize> {
-    let entries = match std::fs::read_dir(data_dir.join("work")) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(0),
-        Err(error) => return Err(error),
-    };
-    let mut gone = 0;
-    for entry in entries {
-        let path = entry?.path();
-        if !is_left_behind(&path) {
-            continue;
-        }
-        match workspace::remove_all(&path) {
-            Ok(()) => gone += 1,
-            // One that cannot be removed does not keep the others.
-            Err(error) => tracing::warn!(path = %path.display(), error = %crate::error::chain(&error), "not removed"),
-        }
-    }
-    Ok(gone)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_killed_process_leaves_is_swept_and_what_a_living_one_uses_stays() {
-        let data = tempfile::tempdir().unwrap();
-        let work = data.path().join("work");
-        assert_eq!(sweep(data.path()).unwrap(), 0);
-        let living = WorkDir::make(&work.join("living")).unwrap();
-        let me = Owner::current().unwrap();
-        let fresh = work.join(format!("{FRESH}{}-{}-x", me.pid, me.started));
-        std::fs::create_dir(&fresh).unwrap();
-        let dead = Owner {
-            started: me.started + 1,
-            ..me.clone()
-        };
-        let left = [
-            ("dead", Some(&dead)),
-            // Killed while it removed, or while it made.
-            ("half-removed", None),
-            (&format!("{FRESH}{}-{}-y", dead.pid, dead.started), None),
-            (".new-z", None),
-        ];
-        for (name, owner) in left {
-            std::fs::create_dir_all(work.join(name).join("workspace/sub")).unwrap();
-            if let Some(owner) = owner {
-                std::fs::write(work.join(name).join(OWNER), serde_json::to_vec(owner).unwrap()).unwrap();
-            }
-        }
-        assert_eq!(sweep(data.path()).unwrap(), 4);
-        assert!(fresh.is_dir() && living.0.is_dir());
-        living.remove();
-        std::fs::remove_dir(fresh).unwrap();
-        assert_eq!(std::fs::read_dir(work).unwrap().count(), 0);
     }
 }

@@ -13,6 +13,7 @@ pub mod exec;
 pub mod files;
 pub mod identity;
 pub mod image;
+mod life;
 pub mod reconcile;
 pub mod seccomp;
 pub mod session;
@@ -21,6 +22,7 @@ mod spec;
 pub use backend::{Backend, Capabilities, Handle, Owned};
 pub use exec::{Captured, Cause, Command, Control, Ended, Exec, Finished, Output, Stdin};
 pub use files::Files;
+pub use life::Life;
 pub use session::Sandbox;
 pub use spec::{BackendName, Identity, ImageRef, InvalidImage, Isolation, Limits, Mount, RESERVED, Spec, Usage};
 

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::exec::{self, Counters, GRACE, Place, Stdin};
 use super::files::Files;
-use super::{Backend, Command, Error, Exec, Finished, Handle, Limits, Spec, Usage};
+use super::{Backend, Command, Error, Exec, Finished, Handle, Life, Limits, Spec, Usage};
 use crate::ids::SandboxId;
 use crate::wire::{self, EnvVar, Rlimit};
 
@@ -105,6 +105,47 @@ impl Sandbox {
 
     pub async fn thaw(&self) -> Result<(), Error> {
         self.place.backend.freeze(&self.place.sandbox, false).await
+    }
+
+    /// Takes over a sandbox that an earlier process made from `spec`.
+    ///
+    /// # Errors
+    /// As [`Backend::adopt`].
+    pub async fn adopt(backend: Arc<dyn Backend>, spec: Spec, filter: Vec<u8>) -> Result<Self, Error> {
+        let sandbox = backend.adopt(&spec.id).await?;
+        let place = Place {
+            backend,
+            sandbox,
+            memory_limit_bytes: spec.limits.memory_bytes,
+        };
+        Ok(Self { place, spec, filter })
+    }
+
+    /// Asks the guest whether it is there.
+    ///
+    /// # Errors
+    /// [`Error::GuestLost`].
+    pub async fn ping(&self) -> Result<(), Error> {
+        first_word(&self.place).await
+    }
+
+    /// What tells when its first process has ended.
+    pub async fn life(&self) -> Result<Life, Error> {
+        self.place.backend.life(&self.place.sandbox).await
+    }
+
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    /// Ends every process, asking first where `grace` allows; its files stay until [`Sandbox::destroy`].
+    pub async fn stop(&self, grace: Duration) -> Result<(), Error> {
+        self.place.backend.stop(&self.place.sandbox, grace).await
+    }
+
+    /// Ends every process and removes every trace. May be called again.
+    pub async fn destroy(&self) -> Result<(), Error> {
+        self.place.backend.destroy(self.id()).await
     }
 
     /// Ends every process, asking first where `grace` allows, and removes every trace. May be called again.

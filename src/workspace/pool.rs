@@ -99,12 +99,12 @@ impl Pool {
         self.run(move |trees| trees.materialise(revision, &into, owner)).await
     }
 
-    /// Takes what a directory holds now; `base` is what it was known to hold.
-    pub async fn snapshot(&self, directory: PathBuf, base: Index) -> Result<Snapshot, Error> {
+    /// Takes what a directory holds now; `base` is what it was known to hold. Without one, everything is read.
+    pub async fn snapshot(&self, directory: PathBuf, base: Option<Index>) -> Result<Snapshot, Error> {
         self.run(move |trees| {
             let folder = Folder::open(&directory)
                 .map_err(|error| Error::io("open", directory.as_os_str().as_encoded_bytes(), error))?;
-            trees.snapshot(&folder, Some(&base), Limits::default())
+            trees.snapshot(&folder, base.as_ref(), Limits::default())
         })
         .await
     }

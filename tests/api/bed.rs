@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+use exuvia::api::proto::sandbox_service_client::SandboxServiceClient;
 use exuvia::api::{proto, server};
 use exuvia::audit::{Mirror, Record};
 use exuvia::chaos::KillAt;
 use exuvia::clock::{Clock, System, Timestamp};
+use exuvia::fleet::{self, Fleet, OnShutdown, Recovered};
 use exuvia::run::hub::Hub;
 use exuvia::run::{Service, Shop, bench};
 use exuvia::sandbox::backend::Backends;
@@ -31,9 +33,14 @@ pub struct Bed {
     pub store: Arc<dyn Store>,
     slots: usize,
     service: Service,
+    pub fleet: Fleet,
+    pub recovered: Recovered,
+    config: fleet::Config,
     tasks: Tasks,
     url: String,
 }
+
+pub type Sandboxes = SandboxServiceClient<tonic::transport::Channel>;
 
 /// The system's clock, and how far a test has moved it on.
 #[derive(Debug, Clone, Default)]
@@ -58,18 +65,34 @@ impl Bed {
 
     /// One that drives so many runs side by side.
     pub async fn with_slots(slots: usize) -> Self {
-        Self::over(tempfile::tempdir().unwrap(), Later::default(), slots).await
+        let made = (tempfile::tempdir().unwrap(), Fake::new());
+        Self::over(made, Later::default(), slots, fleet::Config::default()).await
     }
 
-    async fn over(data: TempDir, clock: Later, slots: usize) -> Self {
-        let fake = Fake::new();
+    /// One whose fleet is so.
+    pub async fn with_fleet(config: fleet::Config) -> Self {
+        let made = (tempfile::tempdir().unwrap(), Fake::new());
+        Self::over(made, Later::default(), 8, config).await
+    }
+
+    async fn over((data, fake): (TempDir, Arc<Fake>), clock: Later, slots: usize, config: fleet::Config) -> Self {
         let (service, store) = service(data.path(), &fake, &clock, slots);
+        let parts = fleet::Parts {
+            data_dir: data.path().to_owned(),
+            backends: Backends::only(Arc::clone(&fake) as Arc<_>),
+            trees: service.workspaces().clone(),
+            store: Arc::clone(&store),
+            clock: Arc::new(clock.clone()),
+        };
+        let fleet = Fleet::new(parts, config.clone()).await.unwrap();
+        let recovered = fleet.recover().await;
+        fleet.fill_pool();
         let listener = server::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let tasks = Tasks::default();
-        let serving = service.clone();
+        let (serving, served) = (service.clone(), fleet.clone());
         tasks.spawn("serve", |stop| async move {
-            server::serve(serving, listener, stop).await.unwrap();
+            server::serve(serving, served, listener, stop).await.unwrap();
         });
         service.recover().await.unwrap();
         Self {
@@ -79,6 +102,9 @@ impl Bed {
             store,
             slots,
             service,
+            fleet,
+            recovered,
+            config,
             tasks,
             url,
         }
@@ -89,9 +115,33 @@ impl Bed {
         self.tasks.stopping().cancel();
         let still = self.service.shut_down(Duration::from_secs(30)).await;
         assert!(still.is_empty(), "{still:?}");
-        assert_eq!(self.fake.living(), [], "a stopped service leaves no sandbox");
-        let Self { data, clock, slots, .. } = self;
-        Self::over(data, clock, slots).await
+        let still = self.fleet.shut_down(Duration::from_secs(30)).await;
+        assert!(still.is_empty(), "{still:?}");
+        let Self {
+            data,
+            clock,
+            slots,
+            fake,
+            config,
+            ..
+        } = self;
+        if config.on_shutdown == OnShutdown::End || config == fleet::Config::default() {
+            assert_eq!(fake.living(), [], "a stopped service leaves no sandbox");
+        }
+        Self::over((data, fake), clock, slots, config).await
+    }
+
+    pub async fn sandboxes(&self) -> Sandboxes {
+        Sandboxes::connect(self.url.clone()).await.unwrap()
+    }
+
+    /// What is on the audit record of a sandbox, in order, once all of it is.
+    pub async fn trail(&self, sandbox: &str) -> Vec<Record> {
+        self.fleet.flush().await;
+        let all = self.store.audit_log(0, 100_000).await.unwrap().into_iter();
+        all.map(|sealed| sealed.record)
+            .filter(|record| record.ids.get("sandbox").is_some_and(|id| id == sandbox))
+            .collect()
     }
 
     pub async fn client(&self) -> Client {

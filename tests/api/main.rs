@@ -13,5 +13,6 @@ mod control;
 mod program;
 mod refusals;
 mod results;
+mod sandboxes;
 mod submit;
 mod watch;

@@ -141,7 +141,7 @@ async fn what_a_killed_server_leaves_is_reaped_by_the_next() {
         let left = sandboxes(data.path());
         seen += left.len();
         let backend = Oci::new(data.path(), LAUNCHER.into()).unwrap();
-        reconcile::reap(&backend).await.unwrap();
+        reconcile::reap(&backend, |_| false).await.unwrap();
         // A launcher that was still starting may look for its group only now.
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(sandboxes(data.path()), Vec::<String>::new(), "killed after {ms} ms");
@@ -159,7 +159,10 @@ async fn only_the_dead_are_reaped() {
     };
     let spec = bench.spec();
     let handle = bench.up(&spec).await;
-    assert_eq!(reconcile::reap(&bench.backend).await.unwrap(), Vec::<SandboxId>::new());
+    assert_eq!(
+        reconcile::reap(&bench.backend, |_| false).await.unwrap(),
+        Vec::<SandboxId>::new()
+    );
     bench.backend.start(&handle).await.unwrap();
 
     // The same sandbox, had its server been another process that is gone.
@@ -174,7 +177,7 @@ async fn only_the_dead_are_reaped() {
     value["owner"]["started"] = 1.into();
     fs::write(&record, value.to_string()).unwrap();
     assert_eq!(
-        reconcile::reap(&bench.backend).await.unwrap(),
+        reconcile::reap(&bench.backend, |_| false).await.unwrap(),
         std::slice::from_ref(&spec.id)
     );
     assert_eq!(bench.traces(&spec.id), Vec::<String>::new());
@@ -193,7 +196,7 @@ async fn only_the_dead_are_reaped() {
     )
     .unwrap();
     assert_eq!(
-        reconcile::reap(&bench.backend).await.unwrap(),
+        reconcile::reap(&bench.backend, |_| false).await.unwrap(),
         std::slice::from_ref(&spec.id)
     );
     assert_eq!(bench.traces(&spec.id), Vec::<String>::new());

@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 
 use super::{Backend, BackendName, Capabilities, Handle, Isolation, Owned, Spec, Usage};
 use crate::ids::SandboxId;
-use crate::sandbox::{Error, Identity};
+use crate::sandbox::{Error, Identity, Life};
 use crate::wire;
 
 /// A method of [`Backend`].
@@ -36,6 +36,7 @@ pub enum Call {
     Stop,
     Destroy,
     ListOwned,
+    Adopt,
 }
 
 /// The in-process backend.
@@ -70,6 +71,8 @@ struct Made {
     spec: Spec,
     phase: Phase,
     frozen: watch::Sender<bool>,
+    /// The end of its guest.
+    over: watch::Sender<bool>,
     usage: Usage,
     /// One for each connection. Dropped with the sandbox, which hangs up on all.
     connections: JoinSet<()>,
@@ -107,6 +110,7 @@ impl Fake {
     pub fn crash(&self, sandbox: &SandboxId) {
         if let Some(made) = self.state().sandboxes.get_mut(sandbox) {
             made.phase = Phase::Stopped;
+            made.over.send_replace(true);
             made.connections.abort_all();
         }
     }
@@ -180,6 +184,7 @@ fn doing(call: Call) -> &'static str {
         Call::Stop => "stop",
         Call::Destroy => "destroy",
         Call::ListOwned => "list",
+        Call::Adopt => "take over",
     }
 }
 
@@ -224,6 +229,7 @@ impl Backend for Fake {
             spec: spec.clone(),
             phase: Phase::Created,
             frozen: watch::channel(false).0,
+            over: watch::channel(false).0,
             usage: Usage::default(),
             connections: JoinSet::new(),
         };
@@ -282,6 +288,7 @@ impl Backend for Fake {
         let phases = [Phase::Created, Phase::Started, Phase::Stopped];
         self.with(Call::Stop, &sandbox.id, &phases, |made| {
             made.phase = Phase::Stopped;
+            made.over.send_replace(true);
             made.connections.abort_all();
         })
     }
@@ -303,6 +310,23 @@ impl Backend for Fake {
             identity: made.spec.identity,
         };
         Ok(self.state().sandboxes.iter().map(owned).collect())
+    }
+
+    /// Its sandboxes outlive no process, but they outlive a server in one.
+    async fn adopt(&self, sandbox: &SandboxId) -> Result<Handle, Error> {
+        self.begin(Call::Adopt, Some(sandbox)).await?;
+        self.with(Call::Adopt, sandbox, &[Phase::Started], |made| Handle {
+            id: sandbox.clone(),
+            identity: made.spec.identity,
+            user: Identity::USER,
+        })
+    }
+
+    async fn life(&self, sandbox: &Handle) -> Result<Life, Error> {
+        let state = self.state();
+        let made = state.sandboxes.get(&sandbox.id);
+        let made = made.ok_or_else(|| Error::NotFound(sandbox.id.clone()))?;
+        Ok(Life::told(made.over.subscribe()))
     }
 }
 

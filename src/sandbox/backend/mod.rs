@@ -5,6 +5,7 @@
 //! - a sandbox that was created has no running program of the user's until `start`;
 //! - `connect` may be called any number of times; each connection is one exec (see guest.proto);
 //! - `destroy` ends every process in the sandbox and removes every trace; it is ok when already gone;
+//! - `adopt` changes nothing inside: what ran goes on, and a frozen sandbox stays frozen;
 //! - `list_owned` finds what an earlier process that used the same data directory left, also after `kill -9`.
 //!
 //! Exec, files and signals are guest protocol (`sandbox::exec`), not backend.
@@ -25,7 +26,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::net::UnixStream;
 
-use super::{BackendName, Error, Identity, Isolation, Spec, Usage};
+use super::{BackendName, Error, Identity, Isolation, Life, Spec, Usage};
 use crate::ids::SandboxId;
 
 /// What a backend on this host can do; optional powers are data, not more methods.
@@ -72,4 +73,11 @@ pub trait Backend: Send + Sync + Debug {
     async fn stop(&self, sandbox: &Handle, grace: Duration) -> Result<(), Error>;
     async fn destroy(&self, sandbox: &SandboxId) -> Result<(), Error>;
     async fn list_owned(&self) -> Result<Vec<Owned>, Error>;
+    /// Takes over a sandbox of this data directory whose owner is dead: from now on this process owns it.
+    ///
+    /// # Errors
+    /// When it is gone, has ended, or a living process has it. It is left as it was then.
+    async fn adopt(&self, sandbox: &SandboxId) -> Result<Handle, Error>;
+    /// What tells when the sandbox's first process has ended, and with it all others.
+    async fn life(&self, sandbox: &Handle) -> Result<Life, Error>;
 }

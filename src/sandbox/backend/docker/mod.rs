@@ -46,7 +46,7 @@ use crate::ids::SandboxId;
 use crate::process::Process;
 use crate::sandbox::cgroup::{self, Hierarchies};
 use crate::sandbox::image::accounts;
-use crate::sandbox::{BackendName, Error, Identity, ImageRef, Isolation, Mount, Spec, Usage};
+use crate::sandbox::{BackendName, Error, Identity, ImageRef, Isolation, Life, Mount, Spec, Usage};
 
 const LABEL_DATA: &str = "exuvia.data-dir";
 const LABEL_SANDBOX: &str = "exuvia.sandbox";
@@ -450,6 +450,39 @@ impl Backend for Docker {
             });
         }
         Ok(owned)
+    }
+
+    #[instrument(skip_all, fields(sandbox = %sandbox))]
+    async fn adopt(&self, sandbox: &SandboxId) -> Result<Handle, Error> {
+        let doing = "take over";
+        let failed = |error: std::io::Error| match error.kind() {
+            std::io::ErrorKind::NotFound => Error::NotFound(sandbox.clone()),
+            _ => Error::failed(doing, sandbox, error),
+        };
+        let directory = self.directory(sandbox);
+        let mut record = record::read(&directory).map_err(failed)?;
+        let me = Process::current().map_err(failed)?;
+        if record.owner != me && record.owner.is_alive() {
+            let reason = format!("process {} has it", record.owner.pid);
+            return Err(Error::failed(doing, sandbox, reason));
+        }
+        // It runs, and is what it is called.
+        self.group(doing, sandbox).await?;
+        record.owner = me;
+        record.write(&directory).map_err(failed)?;
+        Ok(Handle {
+            id: sandbox.clone(),
+            identity: record.identity,
+            user: self.user(record.identity)?,
+        })
+    }
+
+    async fn life(&self, sandbox: &Handle) -> Result<Life, Error> {
+        let (_, pid) = self.group("watch", &sandbox.id).await?;
+        let failed = |error| Error::failed("watch", &sandbox.id, error);
+        let init = Process::find(pid.unsigned_abs()).map_err(failed)?;
+        let init = init.ok_or_else(|| Error::failed("watch", &sandbox.id, "it has ended"))?;
+        Life::of(&init).map_err(failed)
     }
 }
 

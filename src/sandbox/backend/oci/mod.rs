@@ -42,8 +42,9 @@ pub use record::FILE as RECORD;
 
 use super::{Backend, Capabilities, Handle, Owned, guest_file};
 use crate::ids::SandboxId;
+use crate::process::Process;
 use crate::sandbox::cgroup::{self, Hierarchies};
-use crate::sandbox::{BackendName, Error, Identity, Isolation, Spec, Usage};
+use crate::sandbox::{BackendName, Error, Identity, Isolation, Life, Spec, Usage};
 
 /// The hidden sub-command under which a binary that uses this backend must call [`launch::launch_main`].
 pub const LAUNCH: &str = "internal-oci-launch";
@@ -232,6 +233,44 @@ impl Backend for Oci {
                 .collect())
         })
         .await
+    }
+
+    async fn adopt(&self, sandbox: &SandboxId) -> Result<Handle, Error> {
+        let id = sandbox.clone();
+        self.blocking(move |shared| {
+            let doing = "take over";
+            let mut record = shared.record(&id)?;
+            let me = Process::current().map_err(|error| Error::failed(doing, &id, error))?;
+            if record.owner != me && record.owner.is_alive() {
+                let reason = format!("process {} has it", record.owner.pid);
+                return Err(Error::failed(doing, &id, reason));
+            }
+            if !record.init.as_ref().is_some_and(Process::is_alive) {
+                return Err(Error::failed(doing, &id, "its first process has ended"));
+            }
+            record.owner = me;
+            let identity = record.identity;
+            record
+                .write(&shared.dir(&id))
+                .map_err(|error| Error::failed(doing, &id, error))?;
+            Ok(Handle {
+                id,
+                identity,
+                user: Identity::USER,
+            })
+        })
+        .await
+    }
+
+    async fn life(&self, sandbox: &Handle) -> Result<Life, Error> {
+        let id = sandbox.id.clone();
+        let init = self
+            .blocking(move |shared| {
+                let init = shared.record(&id)?.init;
+                init.ok_or_else(|| Error::failed("watch", &id, "it is being created"))
+            })
+            .await?;
+        Life::of(&init).map_err(|error| Error::failed("watch", &sandbox.id, error))
     }
 }
 

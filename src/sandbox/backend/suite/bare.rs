@@ -21,8 +21,9 @@ use tokio::sync::Mutex;
 
 use super::{Subject, allow_all};
 use crate::ids::SandboxId;
+use crate::process::Process;
 use crate::sandbox::backend::{Backend, Capabilities, Handle, Owned};
-use crate::sandbox::{BackendName, Error, ImageRef, Isolation, Spec, Usage};
+use crate::sandbox::{BackendName, Error, ImageRef, Isolation, Life, Spec, Usage};
 
 const GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/exuvia-guest"));
 
@@ -209,6 +210,18 @@ impl Backend for Bare {
             identity: made.spec.identity,
         };
         Ok(self.made.lock().await.values().map(owned).collect())
+    }
+
+    async fn adopt(&self, sandbox: &SandboxId) -> Result<Handle, Error> {
+        Err(broken("take over", sandbox, "its processes end with their maker"))
+    }
+
+    async fn life(&self, sandbox: &Handle) -> Result<Life, Error> {
+        let made = self.made.lock().await;
+        let guest = made.get(&sandbox.id).and_then(Made::guest);
+        let process = guest.and_then(|guest| Process::find(guest.as_raw().unsigned_abs()).ok().flatten());
+        let process = process.ok_or_else(|| broken("watch", &sandbox.id, "it does not run"))?;
+        Life::of(&process).map_err(|error| broken("watch", &sandbox.id, error))
     }
 }
 

@@ -1,0 +1,204 @@
+//! File calls: each enters the sandbox, makes one call and puts on the record what it changed.
+
+use futures::StreamExt;
+use serde_json::json;
+use tonic::{Response, Status, Streaming};
+
+use super::proto::{self, file_info, write_file_request};
+use super::status::{self, invalid};
+use super::{Answer, Out};
+use crate::fleet::{Error, Fleet, Visit};
+use crate::sandbox::files::{Entry, Kind, Range};
+
+/// Bytes of a file in one streamed message.
+const CHUNK: u64 = 1 << 20;
+/// Most entries of one listing, and how deep it may go.
+const MOST_ENTRIES: u32 = 100_000;
+const MOST_DEPTH: u32 = 64;
+/// Largest file that can be written.
+const MAX_WRITE: usize = 64 << 20;
+
+fn failed(error: crate::sandbox::Error) -> Status {
+    status::of_fleet(&Error::from(error))
+}
+
+fn visit(fleet: &Fleet, sandbox: &str, by: &str) -> Result<Visit, Status> {
+    fleet.visit(sandbox, by).map_err(|error| status::of_fleet(&error))
+}
+
+fn shown(path: &[u8]) -> String {
+    String::from_utf8_lossy(path).into_owned()
+}
+
+pub async fn stat(fleet: &Fleet, request: proto::FileRequest) -> Answer<proto::FileInfo> {
+    let visit = visit(fleet, &request.sandbox_id, "")?;
+    told(&visit, &request.path).await
+}
+
+async fn told(visit: &Visit, path: &[u8]) -> Answer<proto::FileInfo> {
+    let entry = visit.sandbox().files().stat(path).await.map_err(failed)?;
+    Ok(Response::new(info(entry)))
+}
+
+pub async fn list(fleet: &Fleet, request: proto::ListFilesRequest) -> Answer<Out<proto::FileInfo>> {
+    let visit = visit(fleet, &request.sandbox_id, "")?;
+    if request.depth > MOST_DEPTH {
+        return Err(invalid(format!("`depth` is at most {MOST_DEPTH}")));
+    }
+    let files = visit.sandbox().files();
+    let listing = files.list(&request.path, request.depth.max(1), MOST_ENTRIES).await;
+    let listing = listing.map_err(failed)?;
+    let cut = listing.truncated.then(|| {
+        Err(Status::resource_exhausted(format!(
+            "there are more than {MOST_ENTRIES} entries"
+        )))
+    });
+    let entries = listing.entries.into_iter().map(|entry| Ok(info(entry)));
+    Ok(Response::new(Box::pin(futures::stream::iter(entries.chain(cut)))))
+}
+
+pub async fn read(fleet: &Fleet, request: proto::ReadFileRequest) -> Answer<Out<proto::FileChunk>> {
+    let visit = visit(fleet, &request.sandbox_id, "")?;
+    let proto::ReadFileRequest {
+        path, offset, length, ..
+    } = request;
+    let end = match length {
+        0 => u64::MAX,
+        length => offset.saturating_add(length),
+    };
+    // The first piece tells whether there is such a file.
+    let first = piece(&visit, &path, offset, end).await?;
+    let chunks = async_stream::stream! {
+        let (mut at, mut next) = (offset, first);
+        while !next.is_empty() {
+            at += next.len() as u64;
+            let is_last = (next.len() as u64) < CHUNK || at >= end;
+            yield Ok(proto::FileChunk { data: next });
+            if is_last {
+                return;
+            }
+            next = match piece(&visit, &path, at, end).await {
+                Ok(next) => next,
+                Err(status) => {
+                    yield Err(status);
+                    return;
+                }
+            };
+        }
+    };
+    Ok(Response::new(Box::pin(chunks)))
+}
+
+async fn piece(visit: &Visit, path: &[u8], offset: u64, end: u64) -> Result<Vec<u8>, Status> {
+    let range = Range {
+        offset,
+        length: Some(CHUNK.min(end - offset)),
+    };
+    let content = visit.sandbox().files().read(path, range).await.map_err(failed)?;
+    Ok(content.bytes)
+}
+
+pub async fn write(fleet: &Fleet, mut parts: Streaming<proto::WriteFileRequest>) -> Answer<proto::FileInfo> {
+    let first = parts.message().await?.and_then(|request| request.kind);
+    let Some(write_file_request::Kind::Start(start)) = first else {
+        return Err(invalid("the first message has `start`"));
+    };
+    let visit = visit(fleet, &start.sandbox_id, &start.by)?;
+    if start.mode > 0o7777 {
+        return Err(invalid("`mode` is at most 07777"));
+    }
+    let mut bytes = Vec::new();
+    while let Some(part) = parts.next().await {
+        match part?.kind {
+            Some(write_file_request::Kind::Data(data)) if bytes.len() + data.len() <= MAX_WRITE => bytes.extend(data),
+            Some(write_file_request::Kind::Data(_)) => {
+                return Err(invalid(format!("a file is written with at most {MAX_WRITE} bytes")));
+            }
+            Some(write_file_request::Kind::Start(_)) | None => {
+                return Err(invalid("only the first message has `start`"));
+            }
+        }
+    }
+    let mode = (start.mode != 0).then_some(start.mode);
+    let written = visit.sandbox().files().write(&start.path, &bytes, mode).await;
+    let details = json!({ "path": shown(&start.path), "bytes": bytes.len() });
+    on_record(&visit, "file.written", &written, details).await;
+    written.map_err(failed)?;
+    told(&visit, &start.path).await
+}
+
+async fn on_record<T>(
+    visit: &Visit,
+    action: &str,
+    done: &Result<T, crate::sandbox::Error>,
+    mut details: serde_json::Value,
+) {
+    let outcome = match done {
+        Ok(_) => "ok",
+        Err(error) => {
+            details["reason"] = crate::error::chain(error).into();
+            "failed"
+        }
+    };
+    visit.record(action, outcome, details).await;
+}
+
+pub async fn make_directory(fleet: &Fleet, request: proto::MakeDirectoryRequest) -> Answer<proto::FileInfo> {
+    let visit = visit(fleet, &request.sandbox_id, &request.by)?;
+    let files = visit.sandbox().files();
+    let made = match request.parents {
+        true => files.mkdir_all(&request.path).await,
+        false => files.mkdir(&request.path).await,
+    };
+    on_record(
+        &visit,
+        "file.directory_made",
+        &made,
+        json!({ "path": shown(&request.path) }),
+    )
+    .await;
+    made.map_err(failed)?;
+    told(&visit, &request.path).await
+}
+
+pub async fn rename(fleet: &Fleet, request: proto::MoveFileRequest) -> Answer<proto::FileInfo> {
+    let visit = visit(fleet, &request.sandbox_id, &request.by)?;
+    let moved = visit.sandbox().files().rename(&request.from, &request.to).await;
+    let details = json!({ "from": shown(&request.from), "to": shown(&request.to) });
+    on_record(&visit, "file.moved", &moved, details).await;
+    moved.map_err(failed)?;
+    told(&visit, &request.to).await
+}
+
+pub async fn remove(fleet: &Fleet, request: proto::RemoveFileRequest) -> Answer<proto::RemoveFileResponse> {
+    let visit = visit(fleet, &request.sandbox_id, &request.by)?;
+    let files = visit.sandbox().files();
+    let removed = match request.recursive {
+        true => files.remove_all(&request.path).await,
+        false => files.remove(&request.path).await,
+    };
+    let details = json!({ "path": shown(&request.path), "recursive": request.recursive });
+    on_record(&visit, "file.removed", &removed, details).await;
+    removed.map_err(failed)?;
+    Ok(Response::new(proto::RemoveFileResponse {}))
+}
+
+fn info(entry: Entry) -> proto::FileInfo {
+    let kind = match entry.kind {
+        Kind::Regular => file_info::Type::Regular,
+        Kind::Directory => file_info::Type::Directory,
+        Kind::Symlink => file_info::Type::Symlink,
+        Kind::Other => file_info::Type::Other,
+    };
+    proto::FileInfo {
+        path: entry.path,
+        r#type: kind.into(),
+        size: entry.size,
+        mode: entry.mode,
+        modified_at: Some(prost_types::Timestamp {
+            seconds: entry.modified_ns.div_euclid(1_000_000_000),
+            nanos: entry.modified_ns.rem_euclid(1_000_000_000) as i32,
+        }),
+        link_target: entry.link_target.unwrap_or_default(),
+    }
+}

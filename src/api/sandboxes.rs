@@ -1,0 +1,245 @@
+//! SandboxService: each method converts, makes one call and converts back. Files and ports are in `files.rs`, the streams of
+//! commands in `execs.rs`.
+
+use futures::StreamExt;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::proto::sandbox_service_server::SandboxService;
+use super::{Answer, Out, convert_exec, convert_sandbox as convert, execs, files, page_token, proto, status};
+use crate::fleet::{Fleet, Query};
+
+const PAGE: usize = 50;
+const MAX_PAGE: usize = 500;
+const MAX_KEY: usize = 256;
+
+#[derive(Debug, Clone)]
+pub struct Sandboxes {
+    fleet: Fleet,
+}
+
+impl Sandboxes {
+    pub fn new(fleet: Fleet) -> Self {
+        Self { fleet }
+    }
+}
+
+/// What this build has no code for.
+fn not_here<T>(what: &str) -> Answer<T> {
+    Err(Status::unimplemented(format!("this server has no {what} yet")))
+}
+
+#[tonic::async_trait]
+impl SandboxService for Sandboxes {
+    type ExecStream = Out<proto::ExecEvent>;
+    type AttachStream = Out<proto::ExecEvent>;
+    type RunCodeStream = Out<proto::CodeEvent>;
+    type ListFilesStream = Out<proto::FileInfo>;
+    type ReadFileStream = Out<proto::FileChunk>;
+    type WatchFilesStream = Out<proto::FileChange>;
+    type StatsStream = Out<proto::SandboxStats>;
+    type DialStream = Out<proto::DialResponse>;
+
+    async fn create(&self, request: Request<proto::CreateSandboxRequest>) -> Answer<proto::Sandbox> {
+        let mut request = request.into_inner();
+        let key = std::mem::take(&mut request.idempotency_key);
+        if key.len() > MAX_KEY {
+            return Err(status::invalid(format!(
+                "`idempotency_key` is longer than {MAX_KEY} bytes"
+            )));
+        }
+        let ask = convert::ask(request)?;
+        let key = (!key.is_empty()).then_some(key);
+        let made = self
+            .fleet
+            .create(ask, key)
+            .await
+            .map_err(|error| status::of_fleet(&error))?;
+        Ok(Response::new(convert::sandbox(&made)))
+    }
+
+    async fn get(&self, request: Request<proto::GetSandboxRequest>) -> Answer<proto::Sandbox> {
+        let found = self.fleet.get(&request.into_inner().sandbox_id);
+        answer(found)
+    }
+
+    async fn list(&self, request: Request<proto::ListSandboxesRequest>) -> Answer<proto::ListSandboxesResponse> {
+        let request = request.into_inner();
+        let limit = match request.page_size as usize {
+            0 => PAGE,
+            size => size.min(MAX_PAGE),
+        };
+        let states = request.states.iter().map(|state| convert::state_in(*state));
+        let query = Query {
+            states: states.collect::<Result<_, _>>()?,
+            labels: request.labels.into_iter().collect(),
+            after: page_token(&request.page_token)?,
+            limit: limit + 1,
+        };
+        let mut found = self.fleet.list(&query);
+        let has_more = found.len() > limit;
+        found.truncate(limit);
+        let next = found
+            .last()
+            .filter(|_| has_more)
+            .map(|last| format!("{}.{}", last.facts.created_at.0, last.id));
+        Ok(Response::new(proto::ListSandboxesResponse {
+            sandboxes: found.iter().map(convert::sandbox).collect(),
+            next_page_token: next.unwrap_or_default(),
+        }))
+    }
+
+    async fn exec(&self, request: Request<Streaming<proto::ExecRequest>>) -> Answer<Self::ExecStream> {
+        execs::exec(&self.fleet, request.into_inner()).await
+    }
+
+    async fn attach(&self, request: Request<Streaming<proto::AttachRequest>>) -> Answer<Self::AttachStream> {
+        execs::attach(&self.fleet, request.into_inner()).await
+    }
+
+    async fn list_execs(&self, request: Request<proto::ListExecsRequest>) -> Answer<proto::ListExecsResponse> {
+        let found = self.fleet.execs(&request.into_inner().sandbox_id);
+        let found = found.map_err(|error| status::of_fleet(&error))?;
+        Ok(Response::new(proto::ListExecsResponse {
+            execs: found.iter().map(convert_exec::info).collect(),
+        }))
+    }
+
+    async fn signal(&self, request: Request<proto::SignalRequest>) -> Answer<proto::SignalResponse> {
+        let request = request.into_inner();
+        execs::signal(&self.fleet, request).await
+    }
+
+    async fn run_code(&self, _: Request<proto::RunCodeRequest>) -> Answer<Self::RunCodeStream> {
+        not_here("code kernels")
+    }
+
+    async fn create_context(&self, _: Request<proto::CreateContextRequest>) -> Answer<proto::CodeContext> {
+        not_here("code kernels")
+    }
+
+    async fn list_contexts(&self, _: Request<proto::ListContextsRequest>) -> Answer<proto::ListContextsResponse> {
+        not_here("code kernels")
+    }
+
+    async fn interrupt_context(&self, _: Request<proto::ContextRequest>) -> Answer<proto::CodeContext> {
+        not_here("code kernels")
+    }
+
+    async fn restart_context(&self, _: Request<proto::ContextRequest>) -> Answer<proto::CodeContext> {
+        not_here("code kernels")
+    }
+
+    async fn delete_context(&self, _: Request<proto::ContextRequest>) -> Answer<proto::CodeContext> {
+        not_here("code kernels")
+    }
+
+    async fn stat_file(&self, request: Request<proto::FileRequest>) -> Answer<proto::FileInfo> {
+        files::stat(&self.fleet, request.into_inner()).await
+    }
+
+    async fn list_files(&self, request: Request<proto::ListFilesRequest>) -> Answer<Self::ListFilesStream> {
+        files::list(&self.fleet, request.into_inner()).await
+    }
+
+    async fn read_file(&self, request: Request<proto::ReadFileRequest>) -> Answer<Self::ReadFileStream> {
+        files::read(&self.fleet, request.into_inner()).await
+    }
+
+    async fn write_file(&self, request: Request<Streaming<proto::WriteFileRequest>>) -> Answer<proto::FileInfo> {
+        files::write(&self.fleet, request.into_inner()).await
+    }
+
+    async fn make_directory(&self, request: Request<proto::MakeDirectoryRequest>) -> Answer<proto::FileInfo> {
+        files::make_directory(&self.fleet, request.into_inner()).await
+    }
+
+    async fn move_file(&self, request: Request<proto::MoveFileRequest>) -> Answer<proto::FileInfo> {
+        files::rename(&self.fleet, request.into_inner()).await
+    }
+
+    async fn remove_file(&self, request: Request<proto::RemoveFileRequest>) -> Answer<proto::RemoveFileResponse> {
+        files::remove(&self.fleet, request.into_inner()).await
+    }
+
+    async fn watch_files(&self, _: Request<proto::WatchFilesRequest>) -> Answer<Self::WatchFilesStream> {
+        not_here("watch of files")
+    }
+
+    async fn stats(&self, request: Request<proto::StatsRequest>) -> Answer<Self::StatsStream> {
+        let proto::StatsRequest {
+            sandbox_id,
+            interval,
+            once,
+        } = request.into_inner();
+        let interval = convert::interval(interval)?;
+        let fleet = self.fleet.clone();
+        let limits = fleet
+            .get(&sandbox_id)
+            .map_err(|error| status::of_fleet(&error))?
+            .facts
+            .limits;
+        let stop = self.fleet.stopping();
+        let stats = async_stream::stream! {
+            loop {
+                let usage = fleet.usage(&sandbox_id).await;
+                let is_last = once || usage.is_err();
+                yield match usage {
+                    Ok(usage) => Ok(convert::stats(fleet.now(), &usage, &limits)),
+                    Err(error) => Err(status::of_fleet(&error)),
+                };
+                if is_last {
+                    return;
+                }
+                tokio::time::sleep(interval).await;
+            }
+        };
+        let stats = stats.take_until(async move { stop.cancelled().await });
+        Ok(Response::new(Box::pin(stats)))
+    }
+
+    async fn pause(&self, request: Request<proto::SandboxRequest>) -> Answer<proto::Sandbox> {
+        let proto::SandboxRequest { sandbox_id, by } = request.into_inner();
+        answer(self.fleet.pause(&sandbox_id, by).await)
+    }
+
+    async fn resume(&self, request: Request<proto::SandboxRequest>) -> Answer<proto::Sandbox> {
+        let proto::SandboxRequest { sandbox_id, by } = request.into_inner();
+        answer(self.fleet.resume(&sandbox_id, by).await)
+    }
+
+    async fn snapshot(&self, request: Request<proto::SnapshotRequest>) -> Answer<proto::SnapshotResponse> {
+        let proto::SnapshotRequest { sandbox_id, memory, by } = request.into_inner();
+        if memory {
+            return not_here("snapshot of memory");
+        }
+        let taken = self.fleet.snapshot(&sandbox_id, by).await;
+        let taken = taken.map_err(|error| status::of_fleet(&error))?;
+        Ok(Response::new(proto::SnapshotResponse {
+            tree: taken.tree.to_string(),
+            times: taken.times.map(|times| times.to_string()).unwrap_or_default(),
+            snapshot: String::new(),
+        }))
+    }
+
+    async fn renew(&self, request: Request<proto::RenewRequest>) -> Answer<proto::Sandbox> {
+        let proto::RenewRequest { sandbox_id, ttl, by } = request.into_inner();
+        let ttl = convert::required(ttl, "ttl")?;
+        answer(self.fleet.renew(&sandbox_id, ttl, by).await)
+    }
+
+    async fn kill(&self, request: Request<proto::KillRequest>) -> Answer<proto::Sandbox> {
+        let proto::KillRequest { sandbox_id, by, reason } = request.into_inner();
+        answer(self.fleet.kill(&sandbox_id, by, reason).await)
+    }
+
+    async fn dial(&self, _: Request<Streaming<proto::DialRequest>>) -> Answer<Self::DialStream> {
+        not_here("way to ports")
+    }
+}
+
+fn answer(result: Result<crate::fleet::Info, crate::fleet::Error>) -> Answer<proto::Sandbox> {
+    match result {
+        Ok(info) => Ok(Response::new(convert::sandbox(&info))),
+        Err(error) => Err(status::of_fleet(&error)),
+    }
+}

@@ -1,0 +1,495 @@
+//! The one task that owns one sandbox: takes orders, watches its time and its life, does what the machine says.
+//!
+//! Order of things: what the next server must know is written down before it is told to anyone; the end begins with the
+//! lease withdrawn; the place is given back when nothing runs any more, before the traces are gone.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::Error;
+use super::lease::{self, Lease};
+use super::maker::{Made, blocking};
+use super::member::{Done, Member, Order, View};
+use super::quota::Place;
+use super::service::{Inner, OnShutdown};
+use super::state::{Cause, Denied, Effect, End, Event, State, step};
+use super::trail::{Ids, actor};
+use crate::error::chain;
+use crate::sandbox;
+use crate::workspace::{Revision, Snapshot};
+
+/// Before another try to end what would not end.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Tries to end a sandbox while the server itself is stopping.
+const LAST_TRIES: u32 = 3;
+/// Orders that may wait for a snapshot.
+const MOST_WAITING: usize = 64;
+
+/// How a sandbox is made: one of its own, or a parked one that is furnished.
+pub(super) type Creation = BoxFuture<'static, Result<Made, Error>>;
+
+pub(super) struct Driver {
+    pub fleet: Arc<Inner>,
+    pub member: Arc<Member>,
+    pub orders: mpsc::Receiver<Order>,
+    pub view: watch::Sender<View>,
+    pub lease: Lease,
+    pub place: Place,
+}
+
+/// A snapshot that is being taken, and who waits for it.
+struct Job {
+    work: BoxFuture<'static, Result<Snapshot, Error>>,
+    by: String,
+    done: Done<Revision>,
+}
+
+/// What became of a sandbox that lived.
+#[derive(PartialEq)]
+enum Left {
+    /// It is to be ended.
+    Ending,
+    /// It stays, for the next server.
+    Behind,
+}
+
+impl Driver {
+    /// Makes a sandbox and drives it to its end.
+    pub async fn create(mut self, creation: Creation, by: String, stop: CancellationToken) {
+        if let Some(made) = self.await_creation(creation, &by, &stop).await {
+            self.drive(made, &stop).await;
+        }
+    }
+
+    /// Drives a sandbox to its end.
+    pub async fn drive(mut self, mut made: Made, stop: &CancellationToken) {
+        if self.state().end().is_none() && self.live(&mut made, stop).await == Left::Behind {
+            return;
+        }
+        self.finish(made, stop).await;
+    }
+
+    async fn await_creation(&mut self, mut creation: Creation, by: &str, stop: &CancellationToken) -> Option<Made> {
+        let result = loop {
+            tokio::select! {
+                biased;
+                result = &mut creation => break result,
+                Some(order) = self.orders.recv() => match order {
+                    Order::End(end) => {
+                        self.note(Event::EndAsked(end));
+                    }
+                    other => self.refuse(other, Denied::NotReady),
+                },
+                () = stop.cancelled(), if self.state().end().is_none() => {
+                    let end = self.end_of(Cause::Shutdown, "");
+                    self.note(Event::EndAsked(end));
+                }
+            }
+        };
+        let facts = &self.member.facts;
+        let details = json!({ "backend": facts.backend, "image": facts.image, "isolation": facts.isolation,
+            "policy": facts.policy_name, "policy_hash": facts.policy_hash, "limits": facts.limits,
+            "labels": facts.labels, "env": facts.env.keys().collect::<Vec<_>>(), "from_pool": facts.from_pool,
+            "expires_at": self.lease.expires_at });
+        match result {
+            Ok(made) => {
+                self.lease.spec = made.sandbox.spec().clone();
+                // Nobody can have set it: there is one driver.
+                let _ = self.member.sandbox.set(Arc::clone(&made.sandbox));
+                self.record(&actor(by), "sandbox.created", "ok", details).await;
+                if self.state().end().is_none()
+                    && let Err(error) = self.write_lease().await
+                {
+                    let end = self.end_of(Cause::CreateFailed, &chain(&error));
+                    let _ = self.member.failure.set(Arc::new(error));
+                    self.note(Event::EndAsked(end));
+                }
+                self.member.activity.touch();
+                self.note(Event::Created);
+                Some(made)
+            }
+            Err(error) => {
+                let reason = chain(&error);
+                let end = self.end_of(Cause::CreateFailed, &reason);
+                let _ = self.member.failure.set(Arc::new(error));
+                self.note(Event::CreateFailed(end));
+                self.record(&actor(by), "sandbox.created", "failed", json!({ "reason": reason }))
+                    .await;
+                None
+            }
+        }
+    }
+
+    /// Takes orders until the sandbox is to be ended or left.
+    async fn live(&mut self, made: &mut Made, stop: &CancellationToken) -> Left {
+        let mut job: Option<Job> = None;
+        let mut waiting: VecDeque<Order> = VecDeque::new();
+        loop {
+            if let Some(end) = self.due() {
+                self.note(Event::EndAsked(end));
+            }
+            if let Some(end) = self.state().end() {
+                let denied = Denied::Over(end.clone());
+                if let Some(job) = job {
+                    // Whoever no longer waits needs no answer.
+                    let _ = job.done.send(Err(self.member.denied(denied.clone())));
+                }
+                for order in waiting {
+                    self.refuse(order, denied.clone());
+                }
+                return Left::Ending;
+            }
+            if job.is_none()
+                && let Some(order) = waiting.pop_front()
+            {
+                job = self.obey(order, made).await;
+                continue;
+            }
+            let until_due = self.until_due();
+            let snapshot = async {
+                match &mut job {
+                    Some(job) => (&mut job.work).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => match self.fleet.config.on_shutdown {
+                    OnShutdown::Keep => return Left::Behind,
+                    OnShutdown::End => {
+                        let end = self.end_of(Cause::Shutdown, "");
+                        self.note(Event::EndAsked(end));
+                    }
+                },
+                () = made.life.over() => {
+                    let end = self.lost(made).await;
+                    self.note(Event::EndAsked(end));
+                }
+                Some(order) = self.orders.recv() => match order {
+                    Order::End(_) | Order::Renew { .. } => {
+                        // Neither begins a snapshot.
+                        let _ = self.obey(order, made).await;
+                    }
+                    order if job.is_none() => job = self.obey(order, made).await,
+                    order if waiting.len() < MOST_WAITING => waiting.push_back(order),
+                    order => self.refuse(order, Denied::NotReady),
+                },
+                taken = snapshot => {
+                    if let Some(Job { by, done, .. }) = job.take() {
+                        let answer = self.taken(taken, &by, made).await;
+                        let _ = done.send(answer);
+                    }
+                }
+                () = tokio::time::sleep(until_due) => {}
+            }
+        }
+    }
+
+    /// Why it is to be ended now, if it is.
+    fn due(&self) -> Option<End> {
+        let now = self.member.clock.now();
+        if now >= self.lease.expires_at {
+            return Some(self.end_of(Cause::Expired, ""));
+        }
+        let idle = self.lease.idle_timeout?;
+        let since = self.member.activity.idle_since()?;
+        (now >= since.plus(idle)).then(|| self.end_of(Cause::Idle, ""))
+    }
+
+    /// How long nothing can be due. While something goes on, it is a whole idle time from now at least.
+    fn until_due(&self) -> Duration {
+        let now = self.member.clock.now();
+        let expires = self.lease.expires_at.since(now);
+        let idles = self.lease.idle_timeout.map(|idle| {
+            let since = self.member.activity.idle_since().unwrap_or(now);
+            since.plus(idle).since(now)
+        });
+        let soonest = idles.map_or(expires, |idles| idles.min(expires));
+        // The clock is coarser than the timer.
+        soonest.max(Duration::from_millis(1))
+    }
+
+    /// Why a sandbox whose first process has ended did so.
+    async fn lost(&self, made: &Made) -> End {
+        match made.sandbox.usage().await {
+            Ok(usage) if usage.oom_kills > 0 => {
+                let limit = self.member.facts.limits.memory_bytes;
+                let reason = format!("limit {limit} bytes, peak {} bytes", usage.memory_peak_bytes);
+                self.end_of(Cause::OutOfMemory, &reason)
+            }
+            Ok(_) | Err(_) => self.end_of(Cause::Lost, "its first process has ended"),
+        }
+    }
+
+    /// Does what an order says; a snapshot is begun, and ends later.
+    async fn obey(&mut self, order: Order, made: &mut Made) -> Option<Job> {
+        // An order that comes too late does not save it.
+        if let Some(end) = self.due() {
+            self.note(Event::EndAsked(end.clone()));
+            self.refuse(order, Denied::Over(end));
+            return None;
+        }
+        match order {
+            Order::End(end) => {
+                self.note(Event::EndAsked(end));
+            }
+            Order::Pause { by, done } => {
+                let answer = self.pause(&by, made).await;
+                let _ = done.send(answer);
+            }
+            Order::Resume { by, done } => {
+                let answer = self.resume(&by, made).await;
+                let _ = done.send(answer);
+            }
+            Order::Renew { ttl, by, done } => {
+                let answer = self.renew(ttl, &by).await;
+                let _ = done.send(answer);
+            }
+            Order::Snapshot { by, done } => match self.apply(Event::SnapshotAsked) {
+                Ok(effect) => {
+                    let work = self.snapshot(made, effect == Some(Effect::SnapshotRunning));
+                    return Some(Job { work, by, done });
+                }
+                Err(denied) => {
+                    let _ = done.send(Err(self.member.denied(denied)));
+                }
+            },
+        }
+        None
+    }
+
+    async fn pause(&mut self, by: &str, made: &Made) -> Result<(), Error> {
+        let before = self.state();
+        let (next, effect) = step(&before, Event::PauseAsked).map_err(|denied| self.member.denied(denied))?;
+        if effect == Some(Effect::Freeze) {
+            self.lease.paused = true;
+            self.write_lease().await?;
+            // From here no command is begun in it.
+            self.set(next);
+            if let Err(error) = made.sandbox.freeze().await {
+                self.note(Event::FreezeFailed);
+                self.lease.paused = false;
+                self.write_lease().await?;
+                return Err(error.into());
+            }
+            self.record(&actor(by), "sandbox.paused", "ok", Value::Null).await;
+        }
+        Ok(())
+    }
+
+    async fn resume(&mut self, by: &str, made: &Made) -> Result<(), Error> {
+        let before = self.state();
+        let (next, effect) = step(&before, Event::ResumeAsked).map_err(|denied| self.member.denied(denied))?;
+        if effect == Some(Effect::Thaw) {
+            made.sandbox.thaw().await?;
+            self.lease.paused = false;
+            self.write_lease().await?;
+            self.set(next);
+            self.record(&actor(by), "sandbox.resumed", "ok", Value::Null).await;
+        }
+        Ok(())
+    }
+
+    async fn renew(&mut self, ttl: Duration, by: &str) -> Result<(), Error> {
+        self.apply(Event::RenewAsked)
+            .map_err(|denied| self.member.denied(denied))?;
+        let facts = &self.member.facts;
+        let latest = facts.created_at.plus(facts.limits.wall_time);
+        let before = self.lease.expires_at;
+        self.lease.expires_at = self.member.clock.now().plus(ttl).min(latest);
+        if let Err(error) = self.write_lease().await {
+            self.lease.expires_at = before;
+            return Err(error);
+        }
+        let expires_at = self.lease.expires_at;
+        self.view.send_modify(|view| {
+            view.generation += 1;
+            view.expires_at = expires_at;
+        });
+        let details = json!({ "expires_at": expires_at });
+        self.record(&actor(by), "sandbox.renewed", "ok", details).await;
+        Ok(())
+    }
+
+    /// Takes the workspace as it is, with everything standing still meanwhile.
+    fn snapshot(&self, made: &Made, is_running: bool) -> BoxFuture<'static, Result<Snapshot, Error>> {
+        let sandbox = Arc::clone(&made.sandbox);
+        let trees = self.fleet.maker.trees().clone();
+        let (directory, index) = (made.directory.workspace(), made.index.clone());
+        Box::pin(async move {
+            if is_running {
+                sandbox.freeze().await?;
+            }
+            let taken = trees.snapshot(directory, index).await;
+            if is_running {
+                sandbox.thaw().await?;
+            }
+            Ok(taken?)
+        })
+    }
+
+    async fn taken(&self, taken: Result<Snapshot, Error>, by: &str, made: &mut Made) -> Result<Revision, Error> {
+        self.member.activity.touch();
+        let (outcome, details) = match &taken {
+            Ok(taken) => (
+                "ok",
+                json!({ "tree": taken.revision.tree, "skipped": taken.report.skipped_total }),
+            ),
+            Err(error) => ("failed", json!({ "reason": chain(error) })),
+        };
+        self.record(&actor(by), "sandbox.snapshot", outcome, details).await;
+        let taken = taken?;
+        made.index = Some(taken.index);
+        Ok(taken.revision)
+    }
+
+    /// Ends it, and removes every trace.
+    async fn finish(self, made: Made, stop: &CancellationToken) {
+        let Some(end) = self.state().end().cloned() else {
+            return;
+        };
+        // First: from here on no server goes on with it.
+        let (data_dir, id) = (self.fleet.maker.data_dir().to_owned(), self.member.id.clone());
+        if let Err(error) = blocking(move || lease::withdraw(&data_dir, &id)).await {
+            tracing::error!(sandbox = %self.member.id, %error, "its lease was not withdrawn");
+        }
+        self.member.execs.end_all(&end);
+        let mut tries = 0;
+        while let Err(error) = stopped(&made).await {
+            tries += 1;
+            self.note(Event::StopFailed);
+            tracing::error!(sandbox = %self.member.id, error = %chain(&error), "it does not end");
+            if stop.is_cancelled() && tries >= LAST_TRIES {
+                // The next server finds it without an owner.
+                return;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        // So that what waits to be removed cannot grow without bound, however fast places come and go.
+        let Ok(_slot) = Arc::clone(&self.fleet.cleanups).acquire_owned().await else {
+            return;
+        };
+        self.note(Event::Stopped);
+        let Self {
+            fleet, member, place, ..
+        } = self;
+        drop(place);
+        let details = json!({ "cause": end.cause, "reason": end.reason });
+        let who = if end.by.is_empty() {
+            "server".to_owned()
+        } else {
+            actor(&end.by)
+        };
+        let ids = Ids {
+            sandbox: &member.id,
+            exec: None,
+        };
+        fleet.trail.put(&who, "sandbox.ended", "ok", ids, details).await;
+        let mut tries = 0;
+        while let Err(error) = made.clear().await {
+            tries += 1;
+            tracing::error!(sandbox = %member.id, error = %chain(&error), "not removed yet");
+            if stop.is_cancelled() && tries >= LAST_TRIES {
+                return;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        let destroyed = "sandbox.destroyed";
+        fleet.trail.put("server", destroyed, "ok", ids, Value::Null).await;
+        fleet.registry.prune(member.clock.now());
+    }
+
+    fn state(&self) -> State {
+        self.view.borrow().state.clone()
+    }
+
+    /// Lets the machine decide, and shows what comes of it.
+    fn apply(&self, event: Event) -> Result<Option<Effect>, Denied> {
+        let before = self.state();
+        match step(&before, event.clone()) {
+            Ok((next, effect)) => {
+                self.set(next);
+                Ok(effect)
+            }
+            Err(denied) => {
+                if denied == Denied::Impossible {
+                    tracing::error!(sandbox = %self.member.id, ?before, ?event, "an event that cannot be");
+                }
+                Err(denied)
+            }
+        }
+    }
+
+    /// Lets the machine know of what it takes in any state that this can happen in.
+    fn note(&self, event: Event) {
+        // What it refuses as impossible is on the log.
+        let _ = self.apply(event);
+    }
+
+    fn set(&self, next: State) {
+        self.view.send_if_modified(|view| {
+            if view.state == next {
+                return false;
+            }
+            tracing::info!(sandbox = %self.member.id, from = ?view.state, to = ?next, "moved");
+            view.generation += 1;
+            view.state = next;
+            true
+        });
+    }
+
+    fn end_of(&self, cause: Cause, reason: &str) -> End {
+        End {
+            cause,
+            by: String::new(),
+            reason: reason.to_owned(),
+            at: self.member.clock.now(),
+        }
+    }
+
+    fn refuse(&self, order: Order, denied: Denied) {
+        let denied = || self.member.denied(denied.clone());
+        // Whoever no longer waits needs no answer.
+        let _ = match order {
+            Order::Pause { done, .. } | Order::Resume { done, .. } | Order::Renew { done, .. } => {
+                done.send(Err(denied())).is_ok()
+            }
+            Order::Snapshot { done, .. } => done.send(Err(denied())).is_ok(),
+            Order::End(_) => true,
+        };
+    }
+
+    async fn write_lease(&self) -> Result<(), Error> {
+        let (lease, data_dir) = (self.lease.clone(), self.fleet.maker.data_dir().to_owned());
+        let written = blocking(move || lease.write(&data_dir)).await;
+        written.map_err(|source| Error::Lease {
+            sandbox: self.member.id.clone(),
+            source,
+        })
+    }
+
+    async fn record(&self, actor: &str, action: &str, outcome: &str, details: Value) {
+        let ids = Ids {
+            sandbox: &self.member.id,
+            exec: None,
+        };
+        self.fleet.trail.put(actor, action, outcome, ids, details).await;
+    }
+}
+
+/// Ends every process at once.
+async fn stopped(made: &Made) -> Result<(), sandbox::Error> {
+    match made.sandbox.stop(Duration::ZERO).await {
+        Ok(()) | Err(sandbox::Error::NotFound(_)) => Ok(()),
+        Err(error) => {
+            tracing::debug!(sandbox = %made.sandbox.id(), error = %chain(&error), "stopping failed, destroying it");
+            made.sandbox.destroy().await
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! What can go wrong with the fleet. What a program in a sandbox does is never one of these.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::execs::Channel;
+use super::state::{Cause, Denied, End};
+use crate::error::Kind;
+use crate::ids::{ExecId, SandboxId};
+use crate::sandbox::Isolation;
+use crate::{policy, sandbox, workspace};
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("no sandbox `{0}`")]
+    NotFound(String),
+    #[error("no command `{exec}` in sandbox `{sandbox}`; ended ones are kept for a while only")]
+    NoExec { sandbox: SandboxId, exec: String },
+    #[error("{0}")]
+    Invalid(String),
+    #[error(transparent)]
+    Policy(#[from] policy::Error),
+    #[error("the policy `{policy}` asks for {wanted} isolation: {missing}")]
+    Isolation {
+        policy: String,
+        wanted: Isolation,
+        missing: String,
+    },
+    #[error("all {places} places are taken{}", after(.waited))]
+    NoPlace { places: usize, waited: Duration },
+    #[error("too many wait for a place already ({0})")]
+    QueueFull(usize),
+    #[error("the idempotency key `{key}` belongs to another request")]
+    KeyReused { key: String },
+    #[error("sandbox `{id}` {}", .denied)]
+    Denied { id: SandboxId, denied: Denied },
+    #[error("sandbox `{id}` runs {limit} commands already")]
+    TooManyExecs { id: SandboxId, limit: usize },
+    #[error("{channel} of command `{exec}` is kept from byte {first} to byte {end}, not from {wanted}")]
+    OutputDropped {
+        exec: ExecId,
+        channel: Channel,
+        wanted: u64,
+        first: u64,
+        end: u64,
+    },
+    #[error("the command `{0}` has ended")]
+    ExecEnded(ExecId),
+    #[error("the sandbox could not be made")]
+    Create(#[source] Arc<Error>),
+    #[error(transparent)]
+    Sandbox(#[from] sandbox::Error),
+    #[error(transparent)]
+    Workspace(#[from] workspace::Error),
+    #[error("no {what} `{id}`")]
+    NoWorkspace { what: &'static str, id: String },
+    #[error("no system-call filter for this host")]
+    Filter(#[from] sandbox::seccomp::Error),
+    #[error("the audit log takes no more records, and nothing is done off the record")]
+    OffRecord,
+    #[error("the lease of sandbox `{sandbox}` could not be written")]
+    Lease {
+        sandbox: SandboxId,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("the server is stopping")]
+    Stopping,
+}
+
+fn after(waited: &Duration) -> String {
+    match waited.is_zero() {
+        true => String::new(),
+        false => format!(" and none came free within {waited:?}"),
+    }
+}
+
+impl Error {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::NotFound(_) | Self::NoExec { .. } | Self::NoWorkspace { .. } => Kind::NotFound,
+            Self::Invalid(_) | Self::OutputDropped { .. } => Kind::Invalid,
+            Self::Policy(error) => error.kind(),
+            Self::Isolation { .. } | Self::Denied { .. } | Self::ExecEnded(_) | Self::Filter(_) => Kind::WrongState,
+            Self::NoPlace { .. } | Self::QueueFull(_) | Self::TooManyExecs { .. } => Kind::Exhausted,
+            Self::KeyReused { .. } => Kind::Exists,
+            Self::Create(error) => error.kind(),
+            Self::Sandbox(error) => error.kind(),
+            Self::Workspace(error) => error.kind(),
+            Self::OffRecord | Self::Stopping => Kind::Unavailable,
+            Self::Lease { .. } => Kind::Internal,
+        }
+    }
+
+    /// Stable code for clients, upper snake case.
+    pub fn reason(&self) -> &str {
+        match self {
+            Self::NotFound(_) => "SANDBOX_NOT_FOUND",
+            Self::NoExec { .. } => "EXEC_NOT_FOUND",
+            Self::Invalid(_) => "INVALID",
+            Self::Policy(_) => "POLICY",
+            Self::Isolation { .. } | Self::Filter(_) => "ISOLATION_UNAVAILABLE",
+            Self::NoPlace { .. } | Self::QueueFull(_) => "QUOTA",
+            Self::KeyReused { .. } => "KEY_REUSED",
+            Self::Denied { denied, .. } => match denied {
+                Denied::NotReady => "SANDBOX_NOT_READY",
+                Denied::Paused => "SANDBOX_PAUSED",
+                Denied::Impossible => "INTERNAL",
+                Denied::Over(end) => over(end),
+            },
+            Self::TooManyExecs { .. } => "TOO_MANY_EXECS",
+            Self::OutputDropped { .. } => "OUTPUT_DROPPED",
+            Self::ExecEnded(_) => "EXEC_ENDED",
+            Self::Create(error) => error.reason(),
+            Self::Sandbox(error) => of_sandbox(error),
+            Self::Workspace(_) => "WORKSPACE",
+            Self::NoWorkspace { .. } => "WORKSPACE_NOT_FOUND",
+            Self::OffRecord => "OFF_RECORD",
+            Self::Lease { .. } => "INTERNAL",
+            Self::Stopping => "SERVER_STOPPING",
+        }
+    }
+}
+
+/// Why a sandbox is over, as the code of the refusal of everything after.
+fn over(end: &End) -> &'static str {
+    match end.cause {
+        Cause::Killed => "SANDBOX_KILLED",
+        Cause::Expired => "SANDBOX_EXPIRED",
+        Cause::Idle => "SANDBOX_IDLE",
+        Cause::OutOfMemory => "SANDBOX_OUT_OF_MEMORY",
+        Cause::Lost => "SANDBOX_LOST",
+        Cause::Shutdown => "SANDBOX_SHUTDOWN",
+        Cause::CreateFailed => "SANDBOX_CREATE_FAILED",
+    }
+}
+
+fn of_sandbox(error: &sandbox::Error) -> &str {
+    match error {
+        sandbox::Error::Unsupported { .. } => "UNSUPPORTED",
+        sandbox::Error::Image { .. } => "IMAGE",
+        sandbox::Error::NotFound(_) => "SANDBOX_NOT_FOUND",
+        sandbox::Error::Backend { .. } => "BACKEND",
+        sandbox::Error::GuestLost { .. } => "SANDBOX_LOST",
+        // The guest's own word: `program_not_found`, `cwd_not_found`, `not_found`, `permission`, …
+        sandbox::Error::NotStarted { code, .. } | sandbox::Error::File { code, .. } => code,
+        sandbox::Error::CleanUp { cause, .. } => of_sandbox(cause),
+    }
+}

@@ -1,0 +1,192 @@
+//! A sandbox together with its working directory: made, taken over, removed.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Error;
+use super::ask::Shape;
+use super::lease::Lease;
+use crate::ids::SandboxId;
+use crate::sandbox::backend::Backends;
+use crate::sandbox::{self, Life, Sandbox, Spec, identity, seccomp};
+use crate::workspace::{self, Index, Pool, Revision, WorkDir};
+
+/// How long the guest of an earlier server's sandbox may take to answer.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// Makes sandboxes; clones share everything.
+#[derive(Debug, Clone)]
+pub(super) struct Maker {
+    data_dir: PathBuf,
+    backends: Backends,
+    trees: Pool,
+    filter: Vec<u8>,
+}
+
+/// A sandbox that is up, and its directory.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub sandbox: Arc<Sandbox>,
+    pub life: Life,
+    pub directory: WorkDir,
+    /// What the directory is known to hold; `None` = nothing is known.
+    pub index: Option<Index>,
+    /// `None`: the range belongs to the sandbox itself, which an earlier server made.
+    _claim: Option<identity::Claim>,
+}
+
+impl Maker {
+    pub fn new(data_dir: &Path, backends: Backends, trees: Pool) -> Result<Self, Error> {
+        Ok(Self {
+            data_dir: data_dir.to_owned(),
+            backends,
+            trees,
+            filter: seccomp::default_filter()?,
+        })
+    }
+
+    pub fn backends(&self) -> &Backends {
+        &self.backends
+    }
+
+    pub fn trees(&self) -> &Pool {
+        &self.trees
+    }
+
+    pub fn data_dir(&self) -> &Path {
+        &self.data_dir
+    }
+
+    /// Makes one with an empty workspace; leaves nothing behind when it fails. Not cancellation-safe: let it run to its end.
+    pub async fn make(&self, id: SandboxId, shape: &Shape) -> Result<Made, Error> {
+        let backend = self.backends.get(shape.backend).await?;
+        let (data_dir, name) = (self.data_dir.clone(), id.to_string());
+        let taken = blocking(move || {
+            let claim = identity::Claim::take(&data_dir)?;
+            let directory = WorkDir::make(&data_dir, &name)?;
+            Ok::<_, Error>((claim, directory))
+        });
+        let (claim, directory) = taken.await?;
+        let made = async {
+            let empty: Revision = self.trees.empty().await?.into();
+            let index = self.fill(&directory, claim.identity(), empty).await?;
+            let spec = Spec {
+                id,
+                image: shape.image.clone(),
+                isolation: shape.isolation,
+                limits: shape.limits.clone(),
+                identity: claim.identity(),
+                workspace: Some(directory.workspace()),
+                mounts: shape.mounts.clone(),
+                labels: [("fleet".to_owned(), "direct".to_owned())].into(),
+            };
+            let sandbox = Sandbox::open(backend, spec, self.filter.clone()).await?;
+            match sandbox.life().await {
+                Ok(life) => Ok((sandbox, life, index)),
+                Err(cause) => {
+                    let cleaned = sandbox.destroy().await;
+                    Err(Error::from(cause.after(cleaned)))
+                }
+            }
+        };
+        match made.await {
+            Ok((sandbox, life, index)) => Ok(Made {
+                sandbox: Arc::new(sandbox),
+                life,
+                directory,
+                index: Some(index),
+                _claim: Some(claim),
+            }),
+            Err(error) => {
+                remove(directory).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn fill(
+        &self,
+        directory: &WorkDir,
+        identity: sandbox::Identity,
+        revision: Revision,
+    ) -> Result<Index, workspace::Error> {
+        let owner = workspace::Owner {
+            uid: identity.host_uid(),
+            gid: identity.host_uid(),
+        };
+        self.trees
+            .materialise(revision, directory.workspace(), Some(owner))
+            .await
+    }
+
+    /// Puts a workspace into one that is still empty.
+    pub async fn furnish(&self, made: &mut Made, revision: Revision) -> Result<(), Error> {
+        let identity = made.sandbox.spec().identity;
+        made.index = Some(self.fill(&made.directory, identity, revision).await?);
+        Ok(())
+    }
+
+    /// Takes over what an earlier server made.
+    ///
+    /// # Errors
+    /// When that cannot be; it is left as it was.
+    pub async fn adopt(&self, lease: &Lease) -> Result<Made, Error> {
+        let backend = self.backends.get(lease.backend).await?;
+        let (data_dir, name) = (self.data_dir.clone(), lease.spec.id.to_string());
+        let directory = blocking(move || Ok::<_, Error>(WorkDir::adopt(&data_dir, &name)?)).await?;
+        let sandbox = Sandbox::adopt(backend, lease.spec.clone(), self.filter.clone()).await?;
+        let life = sandbox.life().await?;
+        match lease.paused {
+            // It cannot answer. Frozen again, should that have come half way.
+            true => sandbox.freeze().await?,
+            // A snapshot may have been interrupted.
+            false => {
+                sandbox.thaw().await?;
+                match tokio::time::timeout(ANSWER, sandbox.ping()).await {
+                    Ok(answer) => answer?,
+                    Err(_) => {
+                        return Err(Error::Sandbox(sandbox::Error::GuestLost {
+                            sandbox: lease.spec.id.clone(),
+                            reason: format!("it said nothing within {ANSWER:?}"),
+                        }));
+                    }
+                }
+            }
+        }
+        Ok(Made {
+            sandbox: Arc::new(sandbox),
+            life,
+            directory,
+            index: None,
+            _claim: None,
+        })
+    }
+}
+
+impl Made {
+    /// Removes every trace of one in which nothing runs any more, or which nobody has used.
+    ///
+    /// # Errors
+    /// When the sandbox is still there: its directory stays as well.
+    pub async fn clear(&self) -> Result<(), sandbox::Error> {
+        self.sandbox.destroy().await?;
+        remove(self.directory.clone()).await;
+        Ok(())
+    }
+}
+
+/// Removes a working directory; what cannot be removed now is swept at a later start.
+pub(super) async fn remove(directory: WorkDir) {
+    let removed = tokio::task::spawn_blocking(move || directory.remove()).await;
+    if let Err(error) = removed {
+        tracing::error!(%error, "working directory not removed");
+    }
+}
+
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}

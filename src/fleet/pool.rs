@@ -1,0 +1,299 @@
+//! Sandboxes made ahead: handed out once, never taken back.
+//!
+//! One task makes them, one at a time: at once while there are fewer than `min`, and up to `max` in quiet moments. A shape
+//! is what a policy and an image make; who asks for just that gets a parked one, all others get a fresh one.
+
+use std::collections::VecDeque;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::Error;
+use super::ask::Shape;
+use super::maker::{Made, Maker};
+use crate::ids::SandboxId;
+use crate::policy::Policies;
+use crate::sandbox::{ImageRef, Isolation};
+
+/// Nothing was taken for so long: a quiet moment.
+const QUIET: Duration = Duration::from_millis(50);
+/// After a sandbox that could not be made.
+const PAUSE: Duration = Duration::from_secs(2);
+/// Most sandboxes of one shape that may be kept.
+const MOST: usize = 10_000;
+
+/// How many sandboxes of a shape are kept: `POLICY[:IMAGE]=MIN..MAX`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stock {
+    pub policy: String,
+    /// `None` = the policy's.
+    pub image: Option<ImageRef>,
+    pub count: RangeInclusive<usize>,
+}
+
+/// Text that is no stock.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not of the form `POLICY[:IMAGE]=MIN..MAX` with MIN <= MAX, 1 <= MAX <= 10000")]
+pub struct StockError(String);
+
+impl FromStr for Stock {
+    type Err = StockError;
+
+    fn from_str(text: &str) -> Result<Self, StockError> {
+        let parse = || {
+            let (shape, count) = text.rsplit_once('=')?;
+            let (policy, image) = match shape.split_once(':') {
+                Some((policy, image)) => (policy, Some(image.parse().ok()?)),
+                None => (shape, None),
+            };
+            let (min, max) = count.split_once("..").unwrap_or((count, count));
+            let (min, max): (usize, usize) = (min.parse().ok()?, max.parse().ok()?);
+            let is_fine = !policy.is_empty() && min <= max && (1..=MOST).contains(&max);
+            is_fine.then(|| Self {
+                policy: policy.to_owned(),
+                image,
+                count: min..=max,
+            })
+        };
+        parse().ok_or_else(|| StockError(text.to_owned()))
+    }
+}
+
+/// The parked sandboxes; clones share them.
+#[derive(Debug, Clone)]
+pub(super) struct WarmPool(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    shelves: Vec<Shelf>,
+    taken: Notify,
+}
+
+/// The parked sandboxes of one shape, oldest first.
+#[derive(Debug)]
+struct Shelf {
+    shape: Shape,
+    count: RangeInclusive<usize>,
+    state: Mutex<ShelfState>,
+}
+
+#[derive(Debug, Default)]
+struct ShelfState {
+    parked: VecDeque<Made>,
+    last_taken: Option<Instant>,
+    is_closed: bool,
+}
+
+impl Shelf {
+    fn state(&self) -> MutexGuard<'_, ShelfState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl WarmPool {
+    /// A pool for these shapes, with nothing in it yet.
+    ///
+    /// # Errors
+    /// For a policy that is not known, or that this host cannot keep.
+    pub async fn new(stocks: &[Stock], maker: &Maker) -> Result<Self, Error> {
+        let mut shelves: Vec<Shelf> = Vec::new();
+        for stock in stocks {
+            let policy = Policies::named(&stock.policy, maker.data_dir())?;
+            let shape = Shape::of(&policy, stock.image.as_ref(), None, maker.backends()).await?;
+            if shelves.iter().any(|shelf| shelf.shape == shape) {
+                return Err(Error::Invalid(format!(
+                    "the pool of `{}` is one that was named before",
+                    stock.policy
+                )));
+            }
+            shelves.push(Shelf {
+                shape,
+                count: stock.count.clone(),
+                state: Mutex::default(),
+            });
+        }
+        let taken = Notify::new();
+        Ok(Self(Arc::new(Inner { shelves, taken })))
+    }
+
+    /// A parked sandbox of this shape that lives, if there is one. The dead ones found on the way come back too, to be cleared.
+    pub async fn take(&self, shape: &Shape) -> (Option<Made>, Vec<Made>) {
+        let mut dead = Vec::new();
+        let Some(shelf) = self.0.shelves.iter().find(|shelf| shelf.shape == *shape) else {
+            return (None, dead);
+        };
+        loop {
+            let parked = {
+                let mut state = shelf.state();
+                state.last_taken = Some(Instant::now());
+                state.parked.pop_front()
+            };
+            self.0.taken.notify_one();
+            match parked {
+                None => return (None, dead),
+                Some(made) if made.life.is_over() || wake(&made).await.is_err() => dead.push(made),
+                Some(made) => return (Some(made), dead),
+            }
+        }
+    }
+
+    /// Keeps the pool filled until `stop`, then removes all that is parked.
+    pub async fn keep(self, maker: Maker, stop: CancellationToken) {
+        while !stop.is_cancelled() {
+            let wait = match self.next_wanted() {
+                Wanted::Now(shelf) => match self.make(shelf, &maker).await {
+                    Ok(()) => Duration::ZERO,
+                    Err(error) => {
+                        let error = crate::error::chain(&error);
+                        tracing::warn!(error, "no sandbox could be made ahead");
+                        PAUSE
+                    }
+                },
+                Wanted::In(time) => time,
+                Wanted::Nothing => Duration::MAX,
+            };
+            if wait.is_zero() {
+                continue;
+            }
+            let wait = wait.min(Duration::from_secs(86_400));
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = self.0.taken.notified() => {}
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+        self.empty().await;
+    }
+
+    fn next_wanted(&self) -> Wanted<'_> {
+        let mut soonest: Option<Duration> = None;
+        for shelf in &self.0.shelves {
+            let state = shelf.state();
+            let parked = state.parked.len();
+            let quiet = state.last_taken.map_or(QUIET, |at| at.elapsed());
+            if parked < *shelf.count.start() || (parked < *shelf.count.end() && quiet >= QUIET) {
+                return Wanted::Now(shelf);
+            }
+            if parked < *shelf.count.end() {
+                let left = QUIET.saturating_sub(quiet).max(Duration::from_millis(1));
+                soonest = Some(soonest.map_or(left, |soonest| soonest.min(left)));
+            }
+        }
+        soonest.map_or(Wanted::Nothing, Wanted::In)
+    }
+
+    async fn make(&self, shelf: &Shelf, maker: &Maker) -> Result<(), Error> {
+        let made = maker.make(SandboxId::random(), &shelf.shape).await?;
+        if let Err(error) = park(&made).await {
+            clear(made).await;
+            return Err(error.into());
+        }
+        let late = {
+            let mut state = shelf.state();
+            match state.is_closed {
+                false => {
+                    state.parked.push_back(made);
+                    None
+                }
+                true => Some(made),
+            }
+        };
+        if let Some(made) = late {
+            clear(made).await;
+        }
+        Ok(())
+    }
+
+    async fn empty(&self) {
+        for shelf in &self.0.shelves {
+            let parked = {
+                let mut state = shelf.state();
+                state.is_closed = true;
+                std::mem::take(&mut state.parked)
+            };
+            futures::future::join_all(parked.into_iter().map(clear)).await;
+        }
+    }
+
+    /// How many are parked, by shape in the order in which they were named.
+    pub fn parked(&self) -> Vec<usize> {
+        let shelves = self.0.shelves.iter();
+        shelves.map(|shelf| shelf.state().parked.len()).collect()
+    }
+}
+
+enum Wanted<'a> {
+    Now(&'a Shelf),
+    In(Duration),
+    Nothing,
+}
+
+/// Whether a parked sandbox stands still: one with a kernel of its own takes processor time while it idles.
+fn is_frozen_when_parked(made: &Made) -> bool {
+    match made.sandbox.spec().isolation {
+        Isolation::Container => false,
+        Isolation::Gvisor | Isolation::Microvm => true,
+    }
+}
+
+async fn park(made: &Made) -> Result<(), crate::sandbox::Error> {
+    match is_frozen_when_parked(made) {
+        true => made.sandbox.freeze().await,
+        false => Ok(()),
+    }
+}
+
+async fn wake(made: &Made) -> Result<(), crate::sandbox::Error> {
+    match is_frozen_when_parked(made) {
+        true => made.sandbox.thaw().await,
+        false => Ok(()),
+    }
+}
+
+pub(super) async fn clear(made: Made) {
+    if let Err(error) = made.clear().await {
+        let error = crate::error::chain(&error);
+        tracing::error!(sandbox = %made.sandbox.id(), error, "a parked sandbox was not removed; the next start does it");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stock_is_read_as_it_is_written() {
+        let stock = |policy: &str, image: Option<&str>, count| Stock {
+            policy: policy.into(),
+            image: image.map(|image| image.parse().unwrap()),
+            count,
+        };
+        let good = [
+            ("default=2..8", stock("default", None, 2..=8)),
+            ("strict=3", stock("strict", None, 3..=3)),
+            (
+                "default:docker:python:3.13=0..1",
+                stock("default", Some("docker:python:3.13"), 0..=1),
+            ),
+        ];
+        for (text, stock) in good {
+            assert_eq!(text.parse::<Stock>(), Ok(stock), "{text}");
+        }
+        for bad in [
+            "",
+            "default",
+            "=1..2",
+            "default=2..1",
+            "default=0..0",
+            "default=1..x",
+            "default=1..10001",
+        ] {
+            assert_eq!(bad.parse::<Stock>(), Err(StockError(bad.to_owned())), "{bad}");
+        }
+    }
+}

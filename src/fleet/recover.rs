@@ -1,0 +1,127 @@
+//! How a server goes on with the sandboxes of the one before it: each is taken over, or removed.
+
+use std::sync::Arc;
+
+use futures::StreamExt;
+use serde_json::json;
+
+use super::Error;
+use super::create::{driver, lacks};
+use super::lease::{self, Lease};
+use super::maker::{Made, blocking, remove};
+use super::service::Fleet;
+use super::state::State;
+use super::trail::Ids;
+use crate::error::chain;
+use crate::ids::SandboxId;
+use crate::sandbox::BackendName;
+use crate::workspace::WorkDir;
+
+/// Sandboxes that are looked at side by side.
+const SIDE_BY_SIDE: usize = 16;
+
+/// What became of an earlier server's sandboxes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Recovered {
+    pub adopted: Vec<SandboxId>,
+    /// They could not be taken over, or their time was over.
+    pub reaped: Vec<SandboxId>,
+}
+
+impl Fleet {
+    /// Takes over every leased sandbox that lives and has time left, and removes the others. To be called once, before
+    /// strays are removed.
+    pub async fn recover(&self) -> Recovered {
+        let inner = self.inner();
+        let data_dir = inner.maker.data_dir().to_owned();
+        let leases = blocking(move || lease::all(&data_dir)).await;
+        let fates = futures::stream::iter(leases)
+            .map(|(id, lease)| async move {
+                let is_adopted = match lease {
+                    Some(lease) => self.adopt_or_reap(lease).await,
+                    // Unreadable: the sandbox is found by its owner, who is dead.
+                    None => {
+                        self.withdraw(&id).await;
+                        false
+                    }
+                };
+                (id, is_adopted)
+            })
+            .buffer_unordered(SIDE_BY_SIDE);
+        let mut recovered = Recovered::default();
+        for (id, is_adopted) in fates.collect::<Vec<_>>().await {
+            match is_adopted {
+                true => recovered.adopted.push(id),
+                false => recovered.reaped.push(id),
+            }
+        }
+        recovered
+    }
+
+    async fn adopt_or_reap(&self, lease: Lease) -> bool {
+        let inner = self.inner();
+        let (id, backend) = (lease.spec.id.clone(), lease.backend);
+        let adopted = match inner.clock.now() >= lease.expires_at {
+            true => Err("its time was over".to_owned()),
+            false => inner.maker.adopt(&lease).await.map_err(|error| chain(&error)),
+        };
+        let went_on = match adopted {
+            Ok(made) => self.go_on(lease, made).await.map_err(|error| chain(&error)),
+            Err(reason) => Err(reason),
+        };
+        let Err(reason) = went_on else { return true };
+        tracing::warn!(sandbox = %id, reason, "a sandbox of an earlier server is removed");
+        let details = json!({ "cause": "not_adopted", "reason": reason });
+        self.record(&id, "sandbox.ended", details).await;
+        self.remove(&id, backend).await;
+        false
+    }
+
+    /// Drives a sandbox that was taken over.
+    async fn go_on(&self, lease: Lease, made: Made) -> Result<(), Error> {
+        let inner = self.inner();
+        let lacks = lacks(&inner.maker.backends().get(lease.backend).await?.capabilities());
+        let state = if lease.paused { State::Paused } else { State::Running };
+        let (key, id, expires_at) = (lease.key.clone(), lease.spec.id.clone(), lease.expires_at);
+        let driver = driver(inner, lease, lacks, state, inner.quota.take_over());
+        let _ = driver.member.sandbox.set(Arc::clone(&made.sandbox));
+        if let Some(key) = key {
+            inner.registry.remember(&key, &id);
+        }
+        inner.registry.add(Arc::clone(&driver.member));
+        self.record(&id, "sandbox.adopted", json!({ "expires_at": expires_at }))
+            .await;
+        inner
+            .tasks
+            .spawn("sandbox", move |stop| async move { driver.drive(made, &stop).await });
+        Ok(())
+    }
+
+    /// Removes every trace of a sandbox that could not be taken over.
+    async fn remove(&self, id: &SandboxId, backend: BackendName) {
+        let inner = self.inner();
+        self.withdraw(id).await;
+        let destroyed = async { inner.maker.backends().get(backend).await?.destroy(id).await };
+        if let Err(error) = destroyed.await {
+            tracing::error!(sandbox = %id, error = %chain(&error), "not removed; the next start tries again");
+            return;
+        }
+        let (data_dir, name) = (inner.maker.data_dir().to_owned(), id.to_string());
+        if let Ok(directory) = blocking(move || WorkDir::adopt(&data_dir, &name)).await {
+            remove(directory).await;
+        }
+        self.record(id, "sandbox.destroyed", serde_json::Value::Null).await;
+    }
+
+    async fn withdraw(&self, id: &SandboxId) {
+        let (data_dir, of) = (self.inner().maker.data_dir().to_owned(), id.clone());
+        if let Err(error) = blocking(move || lease::withdraw(&data_dir, &of)).await {
+            tracing::error!(sandbox = %id, %error, "its lease was not withdrawn");
+        }
+    }
+
+    async fn record(&self, sandbox: &SandboxId, action: &str, details: serde_json::Value) {
+        let ids = Ids { sandbox, exec: None };
+        self.inner().trail.put("server", action, "ok", ids, details).await;
+    }
+}

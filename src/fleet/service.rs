@@ -1,0 +1,384 @@
+//! What every face asks of the fleet. Each call finds its member and gives it an order, or enters it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use super::Error;
+use super::activity::Busy;
+use super::ask::check_variable;
+use super::execs::{Asked, Attached, Entry, ExecView, Launch, Offsets, Start};
+use super::maker::Maker;
+use super::member::{Facts, Member, Order, View};
+use super::pool::{Stock, WarmPool};
+use super::quota::Quota;
+use super::registry::{Query, Registry};
+use super::state::{Cause, Denied, End};
+use super::trail::{Ids, Trail, actor};
+use crate::clock::{Clock, Timestamp};
+use crate::ids::SandboxId;
+use crate::sandbox::backend::Backends;
+use crate::sandbox::{Sandbox, Usage};
+use crate::store::Store;
+use crate::tasks::Tasks;
+use crate::workspace::{Pool, Revision};
+
+/// Ended sandboxes that may wait for the removal of their traces.
+const MOST_CLEANUPS: usize = 64;
+/// How long the record may take to be brought up to date at the end.
+const LAST_RECORDS: Duration = Duration::from_secs(5);
+
+/// What a server's end means for its sandboxes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum OnShutdown {
+    /// They stay, for the next server.
+    #[default]
+    Keep,
+    /// They end with it.
+    End,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Sandboxes that there may be at once.
+    pub max_sandboxes: usize,
+    pub on_shutdown: OnShutdown,
+    pub stocks: Vec<Stock>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            max_sandboxes: 100,
+            on_shutdown: OnShutdown::Keep,
+            stocks: Vec::new(),
+        }
+    }
+}
+
+/// What a fleet is made of.
+#[derive(Debug, Clone)]
+pub struct Parts {
+    pub data_dir: PathBuf,
+    pub backends: Backends,
+    pub trees: Pool,
+    pub store: Arc<dyn Store>,
+    pub clock: Arc<dyn Clock>,
+}
+
+/// All directly used sandboxes of one server; clones share it.
+#[derive(Debug, Clone)]
+pub struct Fleet(Arc<Inner>);
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub config: Config,
+    pub maker: Maker,
+    pub registry: Registry,
+    pub quota: Quota,
+    pub pool: WarmPool,
+    pub trail: Trail,
+    pub cleanups: Arc<Semaphore>,
+    pub clock: Arc<dyn Clock>,
+    pub tasks: Tasks,
+    /// Ends after all others.
+    writer: Tasks,
+}
+
+impl Inner {
+    /// # Errors
+    /// When nothing new may be begun now.
+    pub fn check(&self) -> Result<(), Error> {
+        match self.tasks.stopping().is_cancelled() {
+            true => Err(Error::Stopping),
+            false => self.trail.check(),
+        }
+    }
+}
+
+/// A sandbox as it stands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Info {
+    pub id: SandboxId,
+    pub facts: Facts,
+    pub view: View,
+}
+
+impl Info {
+    pub(super) fn of(member: &Member) -> Self {
+        Self {
+            id: member.id.clone(),
+            facts: member.facts.clone(),
+            view: member.view.borrow().clone(),
+        }
+    }
+}
+
+/// A sandbox that something is done in: it does not become idle meanwhile.
+#[derive(Debug)]
+pub struct Visit {
+    sandbox: Arc<Sandbox>,
+    trail: Trail,
+    by: String,
+    _busy: Busy,
+}
+
+impl Visit {
+    pub fn sandbox(&self) -> &Sandbox {
+        &self.sandbox
+    }
+
+    /// Puts what was done on the record.
+    pub async fn record(&self, action: &str, outcome: &str, details: Value) {
+        let ids = Ids {
+            sandbox: self.sandbox.id(),
+            exec: None,
+        };
+        self.trail.put(&actor(&self.by), action, outcome, ids, details).await;
+    }
+}
+
+impl Fleet {
+    /// A fleet with nothing in it; [`Fleet::recover`] finds what an earlier server left.
+    ///
+    /// # Errors
+    /// For a pool that cannot be kept here.
+    pub async fn new(parts: Parts, config: Config) -> Result<Self, Error> {
+        let maker = Maker::new(&parts.data_dir, parts.backends, parts.trees)?;
+        let pool = WarmPool::new(&config.stocks, &maker).await?;
+        let (trail, writer) = Trail::new(parts.store, Arc::clone(&parts.clock));
+        let (tasks, writers) = (Tasks::default(), Tasks::default());
+        writers.spawn("audit records of sandboxes", |stop| writer.run(stop));
+        Ok(Self(Arc::new(Inner {
+            quota: Quota::new(config.max_sandboxes),
+            config,
+            maker,
+            registry: Registry::default(),
+            pool,
+            trail,
+            cleanups: Arc::new(Semaphore::new(MOST_CLEANUPS)),
+            clock: parts.clock,
+            tasks,
+            writer: writers,
+        })))
+    }
+
+    pub(super) fn inner(&self) -> &Arc<Inner> {
+        &self.0
+    }
+
+    /// Begins to make sandboxes ahead. To be called once the fleet has recovered.
+    pub fn fill_pool(&self) {
+        if !self.0.config.stocks.is_empty() {
+            let (pool, maker) = (self.0.pool.clone(), self.0.maker.clone());
+            self.0.tasks.spawn("pool", |stop| pool.keep(maker, stop));
+        }
+    }
+
+    /// How many sandboxes are parked, by stock.
+    pub fn parked(&self) -> Vec<usize> {
+        self.0.pool.parked()
+    }
+
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn get(&self, id: &str) -> Result<Info, Error> {
+        Ok(Info::of(self.0.registry.find(id)?.as_ref()))
+    }
+
+    /// Newest first.
+    pub fn list(&self, query: &Query) -> Vec<Info> {
+        let found = self.0.registry.list(query);
+        found.iter().map(|member| Info::of(member)).collect()
+    }
+
+    pub async fn pause(&self, id: &str, by: String) -> Result<Info, Error> {
+        self.order(id, |done| Order::Pause { by, done })
+            .await
+            .map(|(info, ())| info)
+    }
+
+    pub async fn resume(&self, id: &str, by: String) -> Result<Info, Error> {
+        self.order(id, |done| Order::Resume { by, done })
+            .await
+            .map(|(info, ())| info)
+    }
+
+    /// Sets its time to `ttl` from now, but not beyond the wall time that its policy gives it in all.
+    ///
+    /// # Errors
+    /// [`Error::Denied`] when its time was over already: it is not saved.
+    pub async fn renew(&self, id: &str, ttl: Duration, by: String) -> Result<Info, Error> {
+        if ttl.is_zero() {
+            return Err(Error::Invalid(
+                "`ttl` is longer than nothing; Kill ends a sandbox".into(),
+            ));
+        }
+        let renewed = self.order(id, |done| Order::Renew { ttl, by, done }).await;
+        renewed.map(|(info, ())| info)
+    }
+
+    /// Takes the workspace as it is; durable on return.
+    pub async fn snapshot(&self, id: &str, by: String) -> Result<Revision, Error> {
+        self.0.check()?;
+        let taken = self.order(id, |done| Order::Snapshot { by, done }).await;
+        taken.map(|(_, revision)| revision)
+    }
+
+    async fn order<T>(
+        &self,
+        id: &str,
+        order: impl FnOnce(tokio::sync::oneshot::Sender<Result<T, Error>>) -> Order,
+    ) -> Result<(Info, T), Error> {
+        let member = self.0.registry.find(id)?;
+        let answer = member.order(order).await?;
+        Ok((Info::of(&member), answer))
+    }
+
+    /// Ends it; answers when nothing in it runs any more. Fine when it has ended.
+    pub async fn kill(&self, id: &str, by: String, reason: String) -> Result<Info, Error> {
+        let member = self.0.registry.find(id)?;
+        let end = End {
+            cause: Cause::Killed,
+            by,
+            reason,
+            at: self.0.clock.now(),
+        };
+        member.end(end).await?;
+        Ok(Info::of(&member))
+    }
+
+    /// Starts a command.
+    ///
+    /// # Errors
+    /// [`Error::Sandbox`] when there is no such program, directory or user.
+    pub async fn exec(&self, id: &str, start: Start) -> Result<Attached, Error> {
+        self.0.check()?;
+        if start.argv.is_empty() {
+            return Err(Error::Invalid("`argv` is empty".into()));
+        }
+        for name in start.env.keys() {
+            check_variable(name)?;
+        }
+        let member = self.0.registry.find(id)?;
+        let (sandbox, busy) = member.enter()?;
+        let launch = Launch {
+            member: &member,
+            sandbox: &sandbox,
+            busy,
+            trail: &self.0.trail,
+            tasks: &self.0.tasks,
+        };
+        launch.run(start).await
+    }
+
+    /// Follows a command that runs, or ended lately, from these bytes on.
+    pub fn attach(&self, id: &str, exec: &str, at: Offsets) -> Result<Attached, Error> {
+        Attached::also(&self.find_exec(id, exec)?, at)
+    }
+
+    fn find_exec(&self, id: &str, exec: &str) -> Result<Arc<Entry>, Error> {
+        let member = self.0.registry.find(id)?;
+        member.execs.find(&member.id, exec)
+    }
+
+    /// Commands, oldest first.
+    pub fn execs(&self, id: &str) -> Result<Vec<ExecView>, Error> {
+        Ok(self.0.registry.find(id)?.execs.list())
+    }
+
+    /// Sends a signal to a command's process group; 0 only looks whether it runs.
+    ///
+    /// # Errors
+    /// [`Error::ExecEnded`].
+    pub async fn signal(&self, id: &str, exec: &str, signal: i32, by: &str) -> Result<(), Error> {
+        if !(0..=64).contains(&signal) {
+            return Err(Error::Invalid(format!("`signal`: there is no signal {signal}")));
+        }
+        let entry = self.find_exec(id, exec)?;
+        let ended = || Error::ExecEnded(entry.id.clone());
+        if entry.log.finish().is_some() {
+            return Err(ended());
+        }
+        if signal != 0 {
+            entry.control().signal(signal).await.map_err(|_| ended())?;
+            let sandbox = self.get(id)?.id;
+            let ids = Ids {
+                sandbox: &sandbox,
+                exec: Some(exec),
+            };
+            let details = json!({ "signal": signal });
+            self.0.trail.put(&actor(by), "exec.signalled", "ok", ids, details).await;
+        }
+        Ok(())
+    }
+
+    /// Kills a command with all its descendants.
+    pub async fn kill_exec(&self, entry: &Entry, by: String) {
+        entry.kill(Asked::Kill { by }).await;
+    }
+
+    /// Enters a sandbox, to do something with its files.
+    ///
+    /// # Errors
+    /// [`Error::Denied`] unless it runs.
+    pub fn visit(&self, id: &str, by: &str) -> Result<Visit, Error> {
+        self.0.check()?;
+        let (sandbox, busy) = self.0.registry.find(id)?.enter()?;
+        Ok(Visit {
+            sandbox,
+            trail: self.0.trail.clone(),
+            by: by.to_owned(),
+            _busy: busy,
+        })
+    }
+
+    /// What its control group counts; not a sign of life.
+    pub async fn usage(&self, id: &str) -> Result<Usage, Error> {
+        let member = self.0.registry.find(id)?;
+        let end = member.view.borrow().state.end().cloned();
+        match (end, member.sandbox.get()) {
+            (Some(end), _) => Err(member.denied(Denied::Over(end))),
+            (None, None) => Err(member.denied(Denied::NotReady)),
+            (None, Some(sandbox)) => Ok(sandbox.usage().await?),
+        }
+    }
+
+    pub fn now(&self) -> Timestamp {
+        self.0.clock.now()
+    }
+
+    /// A task of the fleet's own that ends with it.
+    pub fn spawn<F>(&self, name: &'static str, task: impl FnOnce(CancellationToken) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.0.tasks.spawn(name, task);
+    }
+
+    /// Is cancelled when the fleet stops.
+    pub fn stopping(&self) -> CancellationToken {
+        self.0.tasks.stopping()
+    }
+
+    /// Waits until all that was done so far is on the audit record.
+    pub async fn flush(&self) {
+        self.0.trail.flush().await;
+    }
+
+    /// Stops; what becomes of the sandboxes is told by [`Config::on_shutdown`]. Gives the names of what still ran after
+    /// `deadline`.
+    pub async fn shut_down(&self, deadline: Duration) -> Vec<String> {
+        self.0.quota.close();
+        let mut still = self.0.tasks.shut_down(deadline).await;
+        if tokio::time::timeout(LAST_RECORDS, self.0.trail.flush()).await.is_err() {
+            still.push("audit records of sandboxes".to_owned());
+        }
+        still.extend(self.0.writer.shut_down(LAST_RECORDS).await);
+        still
+    }
+}

@@ -1,0 +1,1 @@
+//! The fleet over the fake backend, under paused time.

@@ -1,0 +1,4 @@
+//! SandboxService over the fake backend.
+
+mod basics;
+mod hand;
