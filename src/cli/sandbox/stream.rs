@@ -297,7 +297,7 @@ impl Session {
             Some(_) | None => return false,
         };
         let first = info.metadata.get("first_offset").and_then(|first| first.parse().ok());
-        let Some(first) = first.filter(|first| first > place) else {
+        let Some(first) = first.filter(|first: &u64| *first > *place) else {
             return false;
         };
         tell_lost(first - *place);
