@@ -11,4 +11,5 @@ mod bad;
 mod desk;
 mod run;
 mod sandbox;
+mod served;
 mod task;

@@ -28,6 +28,12 @@ pub struct Script {
     pub started: Vec<ExecStart>,
     pub attached: Vec<AttachStart>,
     pub stdin: Vec<u8>,
+    pub sizes: Vec<TerminalSize>,
+    /// Events of an Exec call after which a signal is waited for.
+    pub holds_after: Option<usize>,
+    pub code: Vec<CodeEvent>,
+    pub changes: Vec<FileChange>,
+    pub dialled: Vec<DialStart>,
     pub signals: Vec<SignalRequest>,
 }
 
@@ -69,25 +75,18 @@ impl Double {
         }
     }
 
+    /// `exuvia sandbox … --json` on it.
     pub fn command(&self, desk: &Desk, words: &[&str]) -> std::process::Command {
-        let mut command = desk.command(&[]);
-        // Before what may follow `--`.
         let (first, rest) = words.split_at(2);
-        let mut all = vec!["--server".to_owned(), self.url.clone()];
-        all.extend(rest.iter().map(|word| (*word).to_owned()));
-        command = {
-            let mut fresh = std::process::Command::new(command.get_program());
-            fresh
-                .args(first)
-                .args(["--json"])
-                .args(all)
-                .envs([("USER", "grace"), ("TERM", "dumb")])
-                .env_remove("SUDO_USER")
-                .env_remove("EXUVIA_SERVER")
-                .current_dir(desk.path())
-                .stdin(std::process::Stdio::null());
-            fresh
-        };
+        let mut command = desk.plain(&[first, &["--json"], rest].concat());
+        command.env("EXUVIA_SERVER", &self.url).env("TERM", "dumb");
+        command
+    }
+
+    /// The same for people.
+    pub fn plain(&self, desk: &Desk, words: &[&str]) -> std::process::Command {
+        let mut command = desk.plain(words);
+        command.env("EXUVIA_SERVER", &self.url).env("TERM", "dumb");
         command
     }
 
@@ -147,11 +146,11 @@ impl SandboxService for Service {
         let Some(exec_request::Kind::Start(start)) = first else {
             return Err(Status::invalid_argument("no start"));
         };
-        let takes_input = start.stdin;
-        let events = {
+        let (takes_input, has_terminal) = (start.stdin, start.terminal.is_some());
+        let (events, holds_after) = {
             let mut script = self.script();
             script.started.push(start);
-            script.execs.remove(0)
+            (script.execs.remove(0), script.holds_after)
         };
         let service = self.clone();
         let events = async_stream::stream! {
@@ -162,12 +161,25 @@ impl SandboxService for Service {
             }
             while let (true, Some(Ok(request))) = (takes_input, requests.next().await) {
                 match request.kind {
-                    Some(exec_request::Kind::Stdin(bytes)) => service.script().stdin.extend(bytes),
+                    Some(exec_request::Kind::Stdin(bytes)) => {
+                        // As a terminal's line discipline takes it.
+                        let is_last = has_terminal && bytes.contains(&4);
+                        service.script().stdin.extend(bytes);
+                        if is_last {
+                            break;
+                        }
+                    }
                     Some(exec_request::Kind::StdinEof(_)) => break,
+                    Some(exec_request::Kind::Resize(size)) => service.script().sizes.push(size),
                     _ => {}
                 }
             }
-            for event in events {
+            for (n, event) in events.enumerate() {
+                if holds_after == Some(n) {
+                    while service.script().signals.is_empty() {
+                        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+                    }
+                }
                 yield event;
             }
         };
@@ -212,12 +224,49 @@ impl SandboxService for Service {
         Ok(out(vec![Ok(FileChunk { data })]))
     }
 
+    async fn run_code(&self, _: Request<RunCodeRequest>) -> Result<Response<Self::RunCodeStream>, Status> {
+        Ok(out(self.script().code.drain(..).map(Ok).collect()))
+    }
+
+    async fn watch_files(&self, _: Request<WatchFilesRequest>) -> Result<Response<Self::WatchFilesStream>, Status> {
+        Ok(out(self.script().changes.drain(..).map(Ok).collect()))
+    }
+
+    async fn get(&self, request: Request<GetSandboxRequest>) -> Result<Response<Sandbox>, Status> {
+        let sandbox_id = request.into_inner().sandbox_id;
+        Ok(Response::new(Sandbox {
+            sandbox_id,
+            ..Default::default()
+        }))
+    }
+
+    /// Gives back what comes, in capitals, until the client has ended its half.
+    async fn dial(&self, request: Request<Streaming<DialRequest>>) -> Result<Response<Self::DialStream>, Status> {
+        use dial_response::Kind as Said;
+        let mut requests = request.into_inner();
+        let service = self.clone();
+        let answers = async_stream::stream! {
+            let say = |kind| Ok(DialResponse { kind: Some(kind) });
+            while let Some(Ok(request)) = requests.next().await {
+                match request.kind {
+                    Some(dial_request::Kind::Start(start)) => {
+                        service.script().dialled.push(start);
+                        yield say(Said::Connected(true));
+                    }
+                    Some(dial_request::Kind::Data(data)) => yield say(Said::Data(data.to_ascii_uppercase())),
+                    Some(dial_request::Kind::Eof(_)) | None => break,
+                }
+            }
+            yield say(Said::Data(b"!".to_vec()));
+            yield say(Said::Eof(true));
+        };
+        Ok(Response::new(Box::pin(answers)))
+    }
+
     unasked! {
         create(CreateSandboxRequest) -> Sandbox;
-        get(GetSandboxRequest) -> Sandbox;
         list(ListSandboxesRequest) -> ListSandboxesResponse;
         list_execs(ListExecsRequest) -> ListExecsResponse;
-        run_code(RunCodeRequest) -> Self::RunCodeStream;
         create_context(CreateContextRequest) -> CodeContext;
         list_contexts(ListContextsRequest) -> ListContextsResponse;
         interrupt_context(ContextRequest) -> CodeContext;
@@ -227,13 +276,11 @@ impl SandboxService for Service {
         make_directory(MakeDirectoryRequest) -> FileInfo;
         move_file(MoveFileRequest) -> FileInfo;
         remove_file(RemoveFileRequest) -> RemoveFileResponse;
-        watch_files(WatchFilesRequest) -> Self::WatchFilesStream;
         stats(StatsRequest) -> Self::StatsStream;
         pause(SandboxRequest) -> Sandbox;
         resume(SandboxRequest) -> Sandbox;
         snapshot(SnapshotRequest) -> SnapshotResponse;
         renew(RenewRequest) -> Sandbox;
         kill(KillRequest) -> Sandbox;
-        dial(Streaming<DialRequest>) -> Self::DialStream;
     }
 }

@@ -2,4 +2,7 @@
 
 mod double;
 mod hostile;
+mod other;
+mod real;
 mod streams;
+mod terminal;
