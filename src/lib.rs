@@ -47,6 +47,8 @@
 //! - [`assembly`]: puts the parts together over one data directory, and guards that directory.
 //! - [`run`]: durable runs. A pure core (`state.rs`: entries in, state out, no IO) and a shell that commits first and acts
 //!   second (`driver.rs`). `service.rs` is what every face calls.
+//! - [`fleet`]: all sandboxes that clients use directly, without an agent loop: their life, quota, time, warm pool, commands
+//!   and output, and the leases by which the next server goes on with them. One driver task owns one sandbox.
 //! - [`task`]: what is asked: the frozen request that a run starts from, and the task file that a person writes.
 //! - [`tool`]: what a model can call: schemas, argument checks, results and their size cap, one file a tool. It acts through
 //!   `tool::world::World` and knows no sandbox.
@@ -68,6 +70,7 @@
 //!
 //! ```text
 //!  bin ─▶ cli ─▶ api ─────▶ run ─▶ tool, model, sandbox, workspace, task ─▶ policy, audit, secret ─▶ store ─▶ ids, clock, error
+//!          │      └─────▶ fleet ─▶ sandbox, workspace, policy, audit
 //!          └──▶ assembly ──▶ ┘                  └─▶ wire ◀─ guest
 //! ```
 //!
@@ -91,6 +94,7 @@
 //! | signal | what the outside wants of a run; waits in its *inbox* | `store/mod.rs` |
 //! | sandbox | one ephemeral container with limits and a guest inside (`sbx_…`) | `sandbox/session.rs` |
 //! | bench | a run's sandbox together with its working directory | `run/bench.rs` |
+//! | member | a sandbox of the fleet; its *lease* is what the next server knows of it, its *place* what the quota counts | `fleet/mod.rs` |
 //! | exec | one command in a sandbox | `sandbox/exec.rs` |
 //! | guest | the agent of ours that is PID 1 of a sandbox; *not* the AI agent | `guest/mod.rs` |
 //! | workspace | the files that outlive the sandbox; a *tree* is their content address | `workspace/tree.rs` |

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use exuvia::api::proto::sandbox_service_client::SandboxServiceClient;
 use exuvia::api::{proto, server};
 use exuvia::audit::{Mirror, Record};
 use exuvia::chaos::KillAt;
@@ -23,7 +22,7 @@ use tempfile::TempDir;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
-use crate::support::{Client, keyed};
+use crate::support::{Client, Sandboxes, keyed};
 
 /// A service and its server.
 pub struct Bed {
@@ -40,7 +39,20 @@ pub struct Bed {
     url: String,
 }
 
-pub type Sandboxes = SandboxServiceClient<tonic::transport::Channel>;
+/// A data directory and its sandboxes, between two services.
+pub struct Stopped {
+    pub data: TempDir,
+    pub clock: Later,
+    pub fake: Arc<Fake>,
+    slots: usize,
+    config: fleet::Config,
+}
+
+impl Stopped {
+    pub async fn started(self) -> Bed {
+        Bed::over((self.data, self.fake), self.clock, self.slots, self.config).await
+    }
+}
 
 /// The system's clock, and how far a test has moved it on.
 #[derive(Debug, Clone, Default)]
@@ -66,7 +78,11 @@ impl Bed {
     /// One that drives so many runs side by side.
     pub async fn with_slots(slots: usize) -> Self {
         let made = (tempfile::tempdir().unwrap(), Fake::new());
-        Self::over(made, Later::default(), slots, fleet::Config::default()).await
+        let config = fleet::Config {
+            on_shutdown: OnShutdown::End,
+            ..fleet::Config::default()
+        };
+        Self::over(made, Later::default(), slots, config).await
     }
 
     /// One whose fleet is so.
@@ -112,10 +128,15 @@ impl Bed {
 
     /// Stops all of it and opens the same data directory anew, as another process would.
     pub async fn restarted(self) -> Self {
+        self.stopped().await.started().await
+    }
+
+    /// Stops all of it.
+    pub async fn stopped(self) -> Stopped {
         self.tasks.stopping().cancel();
-        let still = self.service.shut_down(Duration::from_secs(30)).await;
-        assert!(still.is_empty(), "{still:?}");
         let still = self.fleet.shut_down(Duration::from_secs(30)).await;
+        assert!(still.is_empty(), "{still:?}");
+        let still = self.service.shut_down(Duration::from_secs(30)).await;
         assert!(still.is_empty(), "{still:?}");
         let Self {
             data,
@@ -125,10 +146,16 @@ impl Bed {
             config,
             ..
         } = self;
-        if config.on_shutdown == OnShutdown::End || config == fleet::Config::default() {
+        if config.on_shutdown == OnShutdown::End {
             assert_eq!(fake.living(), [], "a stopped service leaves no sandbox");
         }
-        Self::over((data, fake), clock, slots, config).await
+        Stopped {
+            data,
+            clock,
+            fake,
+            slots,
+            config,
+        }
     }
 
     pub async fn sandboxes(&self) -> Sandboxes {

@@ -1,4 +1,8 @@
 //! SandboxService over the fake backend.
 
 mod basics;
-mod hand;
+mod commands;
+mod files;
+mod life;
+mod places;
+mod restart;

@@ -9,3 +9,4 @@ mod support;
 mod boundaries;
 mod journey;
 mod outages;
+mod sandboxes;

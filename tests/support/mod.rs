@@ -1,18 +1,21 @@
 //! What the tests of the real program share: data directories, servers, clients, scripts, and a look at the host.
 #![allow(dead_code, reason = "each test program uses its own part")]
 
+pub mod hand;
 pub mod host;
 pub mod script;
 pub mod server;
 pub mod watch;
 
 use exuvia::api::proto;
+use exuvia::api::proto::sandbox_service_client::SandboxServiceClient;
 use exuvia::api::proto::task_service_client::TaskServiceClient;
 use tonic::transport::Channel;
 
 pub const EXUVIA: &str = env!("CARGO_BIN_EXE_exuvia");
 
 pub type Client = TaskServiceClient<Channel>;
+pub type Sandboxes = SandboxServiceClient<Channel>;
 
 /// Says that a test cannot run here, and fails it where it must.
 pub fn skip(test: &str, reason: &dyn std::fmt::Display) {

@@ -12,7 +12,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use super::{Client, EXUVIA};
+use super::{Client, EXUVIA, Sandboxes};
 
 /// Longer than anything here takes on a slow and busy machine.
 pub const LONG: Duration = Duration::from_secs(60);
@@ -38,11 +38,23 @@ impl Server {
         Ok(server)
     }
 
+    /// Starts one with more arguments; it must come up.
+    pub async fn start_as(data: &Path, arguments: &[&str]) -> Self {
+        let mut server = Self::spawn(data, &[], arguments);
+        server.ready().await.expect("the server comes up");
+        server
+    }
+
     /// Starts one and does not wait until it is ready.
     pub fn launch(data: &Path, env: &[(&str, &str)]) -> Self {
+        Self::spawn(data, env, &[])
+    }
+
+    fn spawn(data: &Path, env: &[(&str, &str)], arguments: &[&str]) -> Self {
         let child = Command::new(EXUVIA)
             .args(["serve", "--json", "--listen", "127.0.0.1:0", "--data-dir"])
             .arg(data)
+            .args(arguments)
             .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -75,6 +87,10 @@ impl Server {
 
     pub async fn client(&self) -> Client {
         Client::connect(self.url()).await.unwrap()
+    }
+
+    pub async fn sandboxes(&self) -> Sandboxes {
+        Sandboxes::connect(self.url()).await.unwrap()
     }
 
     pub fn pid(&self) -> Pid {

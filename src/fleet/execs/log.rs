@@ -16,10 +16,11 @@ use tokio::sync::Notify;
 
 use super::Finish;
 
-/// Bytes of a channel that nobody has taken yet before its writer waits.
-const UNTAKEN: u64 = 1 << 20;
+/// Bytes of a channel that nobody has taken yet before its writer waits. Together with what is on its way to a client, less
+/// than what a guest keeps of taken output ([`wire::REPLAY`](crate::wire)): so a server may be killed at any time.
+const UNTAKEN: u64 = 256 << 10;
 /// Bytes of a channel that are kept at most.
-const KEPT: u64 = 2 * UNTAKEN;
+const KEPT: u64 = 1 << 20;
 /// What a chunk costs beside its bytes: many small ones are not for free.
 const CHUNK_COST: u64 = 64;
 
@@ -130,6 +131,12 @@ struct Chunk {
     bytes: Bytes,
 }
 
+impl Chunk {
+    fn end(&self) -> u64 {
+        self.offset + self.bytes.len() as u64
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default)]
 struct Position {
     at: Offsets,
@@ -141,9 +148,9 @@ impl Ring {
         self.chunks.front().map_or(self.end, |chunk| chunk.offset)
     }
 
-    fn push(&mut self, number: u64, bytes: Bytes) {
-        let offset = self.end;
-        self.end += bytes.len() as u64;
+    /// Bytes between the end and `offset` were dropped before they came here.
+    fn push(&mut self, number: u64, offset: u64, bytes: Bytes) {
+        self.end = offset + bytes.len() as u64;
         self.cost += bytes.len() as u64 + CHUNK_COST;
         self.chunks.push_back(Chunk { number, offset, bytes });
         while self.cost > KEPT
@@ -154,18 +161,15 @@ impl Ring {
         }
     }
 
-    /// The chunk that has the byte at `offset`.
+    /// The first chunk that has a byte at `offset` or after it.
     fn find(&self, offset: u64) -> Option<&Chunk> {
-        if offset >= self.end {
-            return None;
-        }
-        let after = self.chunks.partition_point(|chunk| chunk.offset <= offset);
-        self.chunks.get(after.checked_sub(1)?)
+        let before = self.chunks.partition_point(|chunk| chunk.end() <= offset);
+        self.chunks.get(before)
     }
 
     /// What the chunks from `offset` on cost.
     fn cost_from(&self, offset: u64) -> u64 {
-        let first = self.chunks.partition_point(|chunk| chunk.offset < offset) as u64;
+        let first = self.chunks.partition_point(|chunk| chunk.end() <= offset) as u64;
         let chunks = self.chunks.len() as u64 - first;
         self.end.saturating_sub(offset.max(self.first())) + chunks * CHUNK_COST
     }
@@ -181,25 +185,16 @@ impl State {
 
     /// What is next for a reader, and its new position.
     fn next_for(&self, mut position: Position) -> Option<(Item, Position)> {
-        let mut best: Option<(u64, usize)> = None;
-        for (index, ring) in self.rings.iter().enumerate() {
-            let first = ring.first();
-            if position.at[index] < first {
-                position.dropped[index] += first - position.at[index];
-                position.at[index] = first;
-            }
-            if let Some(chunk) = ring.find(position.at[index])
-                && best.is_none_or(|(number, _)| chunk.number < number)
-            {
-                best = Some((chunk.number, index));
-            }
-        }
-        let (_, index) = best?;
-        let (ring, offset) = (&self.rings[index], position.at[index]);
-        let chunk = ring.find(offset)?;
+        let next = Channel::ALL.into_iter().filter_map(|channel| {
+            let index = channel.index();
+            Some((channel, self.rings[index].find(position.at[index])?))
+        });
+        let (channel, chunk) = next.min_by_key(|(_, chunk)| chunk.number)?;
+        let (at, index) = (position.at[channel.index()], channel.index());
+        let offset = at.max(chunk.offset);
         let bytes = chunk.bytes.slice((offset - chunk.offset) as usize..);
-        position.at[index] += bytes.len() as u64;
-        let channel = Channel::ALL[index];
+        position.dropped[index] += offset - at;
+        position.at[index] = chunk.end();
         Some((Item::Output { channel, offset, bytes }, position))
     }
 }
@@ -234,9 +229,10 @@ impl Log {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds output; waits where it must. What comes after the end is thrown away. Cancellation-safe: it is added or not.
-    pub async fn push(&self, channel: Channel, bytes: impl Into<Bytes>) {
-        let bytes = bytes.into();
+    /// Adds output whose first byte is the one at `offset`; waits where it must. What comes after the end, or is here
+    /// already, is thrown away. Cancellation-safe: it is added or not.
+    pub async fn push(&self, channel: Channel, offset: u64, bytes: impl Into<Bytes>) {
+        let mut bytes = bytes.into();
         loop {
             let room = self.room.notified();
             {
@@ -247,7 +243,12 @@ impl Log {
                 if !state.is_full(channel.index()) {
                     let number = state.next;
                     state.next += 1;
-                    state.rings[channel.index()].push(number, bytes);
+                    let ring = &mut state.rings[channel.index()];
+                    let known = ring.end.saturating_sub(offset).min(bytes.len() as u64);
+                    if known < bytes.len() as u64 {
+                        let fresh = bytes.split_off(known as usize);
+                        ring.push(number, offset + known, fresh);
+                    }
                     break;
                 }
             }

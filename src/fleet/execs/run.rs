@@ -211,12 +211,16 @@ impl Pump {
     }
 
     async fn take(&self, mut exec: Exec) -> Finish {
+        let mut offsets = self.entry.log.made();
         while let Some(output) = exec.output.recv().await {
             let (channel, bytes) = match output {
                 Output::Stdout(bytes) => (Channel::Stdout, bytes),
                 Output::Stderr(bytes) => (Channel::Stderr, bytes),
             };
-            self.entry.log.push(channel, bytes).await;
+            let offset = &mut offsets[if channel == Channel::Stdout { 0 } else { 1 }];
+            let length = bytes.len() as u64;
+            self.entry.log.push(channel, *offset, bytes).await;
+            *offset += length;
         }
         let ended = exec.ended().await;
         if let Cause::SandboxLost { .. } = ended.cause {

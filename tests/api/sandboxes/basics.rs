@@ -3,7 +3,7 @@
 use exuvia::api::proto::{self, SandboxState, exec_ended::Cause, sandbox_end};
 use tonic::Code;
 
-use super::hand::{create, get, kill, plain, run, shell, start};
+use crate::support::hand::{create, get, kill, plain, run, shell, start};
 use crate::bed::{Bed, why};
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! What the tests of sandboxes share: requests in few words, and streams read to their end.
+//! Sandboxes for direct use, by hand: requests in few words, and streams read to their end.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
-use crate::bed::Sandboxes;
+use super::Sandboxes;
 
 /// A request for a sandbox of the default policy.
 pub fn plain() -> proto::CreateSandboxRequest {
@@ -133,6 +133,11 @@ impl Running {
         let word = proto::ExecRequest { kind: Some(word) };
         // A command that has ended takes no more.
         let _ = self.words.as_ref().unwrap().send(word).await;
+    }
+
+    /// Says no more.
+    pub fn hang_up(&mut self) {
+        self.words = None;
     }
 
     pub async fn next(&mut self) -> Option<Result<exec_event::Kind, Status>> {

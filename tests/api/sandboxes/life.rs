@@ -1,0 +1,135 @@
+//! Pause and resume, counters, what a client may not ask for.
+
+use exuvia::api::proto::{self, SandboxState, exec_ended::Cause};
+use exuvia::sandbox::backend::fake::Call;
+use futures::StreamExt;
+use tonic::Code;
+
+use crate::support::hand::{create, get, one, plain, shell, start};
+use crate::bed::{Bed, why};
+
+#[tokio::test]
+async fn t13_pause_and_resume_twenty_times_lose_no_byte() {
+    let bed = Bed::new().await;
+    let mut client = bed.sandboxes().await;
+    let id = create(&mut client, plain()).await.sandbox_id;
+    let script: String = (0..300).map(|n| format!("echo {n}; echo {n} >> all; sleep 0.002; ")).collect();
+    let whole: String = (0..300).map(|n| format!("{n}\n")).collect();
+    let running = start(&mut client, shell(&id, &script)).await.unwrap();
+    let mut other = bed.sandboxes().await;
+    let cycles = async {
+        for _ in 0..20 {
+            let paused = other.pause(one(&id)).await.unwrap().into_inner();
+            assert_eq!(paused.state(), SandboxState::Paused);
+            let refused = start(&mut other, shell(&id, "true")).await.err().unwrap();
+            assert_eq!(why(&refused), (Code::FailedPrecondition, "SANDBOX_PAUSED".into()));
+            let resumed = other.resume(one(&id)).await.unwrap().into_inner();
+            assert_eq!(resumed.state(), SandboxState::Running);
+        }
+    };
+    let (came, ()) = tokio::join!(running.finish(), cycles);
+    let came = came.unwrap();
+    assert_eq!((String::from_utf8(came.stdout).unwrap(), came.ended.cause()), (whole.clone(), Cause::Exited));
+    assert_eq!(crate::support::hand::run(&mut client, &id, "cat all").await.stdout, whole.as_bytes());
+    let calls = bed.fake.calls();
+    let count = |wanted| calls.iter().filter(|call| **call == wanted).count();
+    assert_eq!((count(Call::Freeze), count(Call::Thaw)), (20, 20));
+}
+
+#[tokio::test]
+async fn t14_two_resumes_at_once_thaw_once() {
+    let bed = Bed::new().await;
+    let mut client = bed.sandboxes().await;
+    let id = create(&mut client, plain()).await.sandbox_id;
+    client.pause(one(&id)).await.unwrap();
+    let (mut a, mut b) = (client.clone(), client.clone());
+    let (a, b) = tokio::join!(a.resume(one(&id)), b.resume(one(&id)));
+    assert_eq!(a.unwrap().into_inner(), b.unwrap().into_inner());
+    let thaws = bed.fake.calls().into_iter().filter(|call| *call == Call::Thaw).count();
+    assert_eq!(thaws, 1);
+}
+
+#[tokio::test]
+async fn a_sandbox_that_does_not_freeze_goes_on() {
+    let bed = Bed::new().await;
+    let mut client = bed.sandboxes().await;
+    let id = create(&mut client, plain()).await.sandbox_id;
+    bed.fake.fail_next(Call::Freeze, "it will not");
+    let refused = client.pause(one(&id)).await.unwrap_err();
+    assert_eq!(why(&refused), (Code::Unavailable, "BACKEND".into()));
+    assert_eq!(get(&mut client, &id).await.state(), SandboxState::Running);
+    assert_eq!(crate::support::hand::run(&mut client, &id, "echo on").await.stdout, b"on\n");
+}
+
+#[tokio::test]
+async fn counters_are_told_beside_their_limits() {
+    let bed = Bed::new().await;
+    let mut client = bed.sandboxes().await;
+    let id = create(&mut client, plain()).await.sandbox_id;
+    let usage = exuvia::sandbox::Usage {
+        memory_bytes: 5,
+        memory_peak_bytes: 9,
+        oom_kills: 1,
+        pids: 3,
+        pids_refused: 2,
+        cpu_us: 77,
+    };
+    bed.fake.set_usage(&id.parse().unwrap(), usage);
+    let request = proto::StatsRequest {
+        sandbox_id: id,
+        interval: None,
+        once: true,
+    };
+    let told: Vec<_> = client.stats(request).await.unwrap().into_inner().collect().await;
+    let told = told[0].as_ref().unwrap();
+    assert_eq!((told.memory_bytes, told.memory_peak_bytes, told.pids), (5, 9, 3));
+    assert_eq!((told.oom_kills, told.forks_refused, told.cpu_us), (1, 2, 77));
+    assert!(told.memory_limit_bytes > 0 && told.pids_limit > 0 && told.cpus_limit > 0.0);
+}
+
+#[tokio::test]
+async fn what_a_client_may_not_name_is_refused_before_anything_is_made() {
+    let bed = Bed::new().await;
+    let mut client = bed.sandboxes().await;
+    let refused = [
+        proto::CreateSandboxRequest {
+            policy: "/etc/shadow".into(),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
+            image: "rootfs:/".into(),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
+            image: "/".into(),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
+            backend: "none".into(),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
+            env: [("A=B".to_owned(), String::new())].into(),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
+            ttl: crate::support::hand::span(std::time::Duration::from_secs(1 << 40)),
+            ..plain()
+        },
+    ];
+    for request in refused {
+        let status = client.create(request.clone()).await.unwrap_err();
+        assert_eq!(why(&status), (Code::InvalidArgument, "INVALID".into()), "{request:?}");
+    }
+    let unknown = proto::CreateSandboxRequest {
+        policy: "nobody-knows-it".into(),
+        ..plain()
+    };
+    assert_eq!(client.create(unknown).await.unwrap_err().code(), Code::NotFound);
+    for id in ["sbx_x", "", "../../etc", "sbx_aaaaaaaaaaaaaaaaaaaaaaaaaa"] {
+        let request = proto::GetSandboxRequest { sandbox_id: id.into() };
+        let status = client.get(request).await.unwrap_err();
+        assert_eq!(why(&status), (Code::NotFound, "SANDBOX_NOT_FOUND".into()), "{id}");
+    }
+    assert_eq!(bed.fake.calls(), []);
+}
