@@ -150,7 +150,7 @@ impl Ranges {
             Some(taken) => {
                 !taken.by.is_alive()
                     && !used(&taken.data_dir).contains(&identity.base)
-                    && !strays::is_inhabited(identity)
+                    && !(self.claims == Path::new(OF_HOST) && strays::is_inhabited(identity))
             }
         })
     }

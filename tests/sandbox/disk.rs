@@ -44,7 +44,7 @@ async fn a_full_disk_is_an_error_of_the_program_and_of_nobody_else() {
             "more\n"
         );
         let many =
-            "cd /workspace; n=0; while : 2>/dev/null > f$n; do n=$((n + 1)); [ $n -lt 2000 ] || break; done; echo $n";
+            "cd /workspace; n=0; while (: > f$n) 2>/dev/null; do n=$((n + 1)); [ $n -lt 2000 ] || break; done; echo $n";
         let made: u32 = sh(&sandbox, many).await.trim().parse().unwrap();
         assert!((800..1000).contains(&made), "{kind}: {made}");
         // Nothing of the host shows in it, and nothing that it did not ask for.
