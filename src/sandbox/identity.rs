@@ -148,9 +148,9 @@ impl Ranges {
             None => true,
             // Its data directory may be gone with the record of a sandbox that still runs.
             Some(taken) => {
-                !taken.by.is_alive()
-                    && !used(&taken.data_dir).contains(&identity.base)
-                    && !(self.claims == Path::new(OF_HOST) && strays::is_inhabited(identity))
+                let is_of_host = self.claims == Path::new(OF_HOST);
+                let is_held = taken.by.is_alive() || used(&taken.data_dir).contains(&identity.base);
+                !is_held && (!is_of_host || !strays::is_inhabited(identity))
             }
         })
     }
