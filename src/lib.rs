@@ -51,8 +51,8 @@
 //! - [`tool`]: what a model can call: schemas, argument checks, results and their size cap, one file a tool. It acts through
 //!   `tool::world::World` and knows no sandbox.
 //! - [`model`]: the [`model::ModelClient`] seam, the Chat Completions adapter and the scripted model.
-//! - [`sandbox`]: the [`sandbox::Backend`] seam with `oci` and `docker` behind it, images, control groups, the system-call
-//!   filter, and the host's half of the guest protocol. Knows no runs.
+//! - [`sandbox`]: the [`sandbox::Backend`] seam with `oci` and `docker` behind it, images, control groups, disk quotas, the
+//!   system-call filter, reading every wall back, and the host's half of the guest protocol. Knows no runs.
 //! - [`guest`]: PID 1 of every sandbox, static, with a supply chain of its own (feature `guest`). Knows `wire` and nothing else.
 //! - [`forge`]: a second life of the guest's program: the long-lived, single-threaded process of the host's root that makes
 //!   the sandboxes of the `oci` backend (feature `guest`). Knows `wire`, and no image.

@@ -145,21 +145,34 @@ fn is_made_by_the_living(maker: &str) -> bool {
     maker.is_alive()
 }
 
+/// Working directories whose maker is dead.
+///
+/// # Errors
+/// When the data directory cannot be listed.
+pub fn left_behind(data_dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(data_dir.join("work")) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut left = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if is_left_behind(&path) {
+            left.push(path);
+        }
+    }
+    Ok(left)
+}
+
 /// Removes working directories whose maker is dead, but for those whose names `is_kept`; gives how many.
 ///
 /// # Errors
 /// When the data directory cannot be listed.
 pub fn sweep(data_dir: &Path, is_kept: impl Fn(&str) -> bool) -> io::Result<usize> {
-    let entries = match fs::read_dir(data_dir.join("work")) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
-        Err(error) => return Err(error),
-    };
     let mut gone = 0;
-    for entry in entries {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if is_kept(&name) || !is_left_behind(&path) {
+    for path in left_behind(data_dir)? {
+        if is_kept(&path.file_name().unwrap_or_default().to_string_lossy()) {
             continue;
         }
         match remove(&path) {

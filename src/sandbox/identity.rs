@@ -5,6 +5,7 @@
 //! there is no such, `DATA/identities`). It names the process that took the range and the data directory that it serves. The range is
 //! free again when it was released, or when its taker is dead and no sandbox in that data directory uses it.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::backend::{docker, oci};
-use super::{Error, Identity};
+use super::{Error, Identity, strays};
 use crate::process::Process;
 
 /// Where ranges begin: far above the ids of people and services, and of `/etc/subuid` as distributions fill it.
@@ -78,10 +79,27 @@ pub fn release(data_dir: &Path, identity: Identity) {
 }
 
 /// What a claim's file says.
-#[derive(Debug, Serialize, Deserialize)]
-struct Taken {
-    by: Process,
-    data_dir: PathBuf,
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Taken {
+    /// The process that took it.
+    pub by: Process,
+    pub data_dir: PathBuf,
+}
+
+/// All claims on this host, by the first id of their range.
+pub fn claims() -> BTreeMap<u32, Taken> {
+    let files = fs::read_dir(OF_HOST).into_iter().flatten().flatten();
+    let claim = |file: fs::DirEntry| Some((file.file_name().to_str()?.parse().ok()?, read(&file.path()).ok()??));
+    files.filter_map(claim).collect()
+}
+
+/// Removes the claim on a range whose taker is dead.
+pub(super) fn forget(identity: Identity, of: &Taken) {
+    if let Ok(ranges) = Ranges::of(&of.data_dir) {
+        ranges.remove_if(identity, |claim| {
+            read(claim).is_ok_and(|found| found.as_ref() == Some(of)) && !of.by.is_alive()
+        });
+    }
 }
 
 /// The directory of all claims.
@@ -128,7 +146,12 @@ impl Ranges {
     fn is_free(&self, identity: Identity) -> io::Result<bool> {
         Ok(match read(&self.claim(identity))? {
             None => true,
-            Some(taken) => !taken.by.is_alive() && !used(&taken.data_dir).contains(&identity.base),
+            // Its data directory may be gone with the record of a sandbox that still runs.
+            Some(taken) => {
+                let is_of_host = self.claims == Path::new(OF_HOST);
+                let is_held = taken.by.is_alive() || used(&taken.data_dir).contains(&identity.base);
+                !is_held && (!is_of_host || !strays::is_inhabited(identity))
+            }
         })
     }
 

@@ -20,6 +20,7 @@ pub mod reconcile;
 pub mod seccomp;
 pub mod session;
 mod spec;
+pub mod strays;
 pub mod verify;
 pub mod walls;
 

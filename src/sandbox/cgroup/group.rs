@@ -175,6 +175,12 @@ impl Group {
         Some(format!("/{PARENT}/{name}"))
     }
 
+    /// When it was made; `None` where there is none.
+    pub fn made(&self) -> Option<std::time::SystemTime> {
+        let dirs = self.distinct().into_iter();
+        dirs.filter_map(|dir| fs::metadata(dir).ok()?.modified().ok()).max()
+    }
+
     /// Whether any part of it exists.
     pub fn exists(&self) -> bool {
         self.distinct().iter().any(|dir| dir.exists())
