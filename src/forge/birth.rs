@@ -134,7 +134,11 @@ impl Birth<'_> {
         for door in &self.make.doors {
             let step = || format!("enter {}", shown(door));
             // Not created: a group that is gone must stay gone.
-            let file = open(name(door)?.as_c_str(), OFlag::O_WRONLY | OFlag::O_CLOEXEC, Mode::empty());
+            let file = open(
+                name(door)?.as_c_str(),
+                OFlag::O_WRONLY | OFlag::O_CLOEXEC,
+                Mode::empty(),
+            );
             File::from(file.during(step)?).write_all(b"0").during(step)?;
         }
         Ok(())

@@ -34,13 +34,7 @@ pub fn clone(flags: libc::c_int, group: Option<BorrowedFd<'_>>) -> nix::Result<O
     }
     // SAFETY: no CLONE_VM, so the child has memory of its own, and no stack is passed: this is a fork. The forge never starts
     // a thread, so the child inherits no lock in a held state. The kernel only reads `arguments`.
-    let pid = unsafe {
-        libc::syscall(
-            libc::SYS_clone3,
-            &raw const arguments,
-            size_of::<libc::clone_args>(),
-        )
-    };
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<libc::clone_args>()) };
     Ok(match Errno::result(pid)? {
         0 => None,
         pid => Some(Pid::from_raw(pid as libc::pid_t)),

@@ -47,7 +47,7 @@ async fn a_step_that_fails_leaves_nothing() {
         let error = bench.backend.create(&spec).await.expect_err(what);
         assert_eq!(bench.traces(&spec.id), Vec::<String>::new(), "{what}: {error}");
     }
-    // The kernel ends or refuses the launcher and what it forks, each time a little later.
+    // The kernel ends or refuses what the forge forks, each time a little later.
     let mut made = 0;
     for (memory_bytes, pids) in (0..24)
         .map(|n| (64 << 10 << (n / 2), 64))
@@ -133,11 +133,16 @@ fn forges(bench: &Bench) -> Vec<i32> {
     let (program, me) = (forge(bench), std::process::id());
     let is_ours = |pid: &i32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let is_child = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(&format!("S {me} ")));
+        let is_child = stat
+            .rsplit_once(") ")
+            .is_some_and(|(_, rest)| rest.starts_with(&format!("S {me} ")));
         is_child && fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == Path::new(&program))
     };
     let entries = fs::read_dir("/proc").unwrap().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_ours).collect()
+    entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(is_ours)
+        .collect()
 }
 
 #[tokio::test]
@@ -147,7 +152,9 @@ async fn a_forge_that_was_killed_is_replaced_and_what_it_made_lives_on() {
     };
     assert_eq!(forges(&bench), Vec::<i32>::new(), "none is started before it is needed");
     let first = bench.open(bench.spec()).await;
-    let [forge] = forges(&bench)[..] else { panic!("{:?}", forges(&bench)) };
+    let [forge] = forges(&bench)[..] else {
+        panic!("{:?}", forges(&bench))
+    };
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(forge), nix::sys::signal::Signal::SIGKILL).unwrap();
     let second = bench.open(bench.spec()).await;
     assert_ne!(forges(&bench), [forge]);
@@ -218,7 +225,7 @@ async fn what_a_killed_server_leaves_is_reaped_by_the_next() {
         seen += left.len();
         let backend = Oci::new(data.path()).unwrap();
         reconcile::reap(&backend).await.unwrap();
-        // A launcher that was still starting may look for its group only now.
+        // A child of the forge that was still starting may look for its group only now.
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(sandboxes(data.path()), Vec::<String>::new(), "killed after {ms} ms");
         for id in left {

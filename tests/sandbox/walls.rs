@@ -245,8 +245,8 @@ async fn every_mount_is_hard_and_tells_nothing_of_the_host() {
     for line in mounts.lines() {
         let fields: Vec<&str> = line.split(' ').collect();
         let (target, options): (&str, Vec<&str>) = (fields[4], fields[5].split(',').collect());
-        let is_hard = options.contains(&"nosuid")
-            && (options.contains(&"nodev") || ["/dev", "/dev/pts"].contains(&target));
+        let is_hard =
+            options.contains(&"nosuid") && (options.contains(&"nodev") || ["/dev", "/dev/pts"].contains(&target));
         assert!(is_hard, "{line}");
         let writable = ["/proc", "/dev/pts", "/dev/shm", "/tmp", "/var/tmp"].contains(&target);
         assert_eq!(options.contains(&"rw"), writable, "{line}");

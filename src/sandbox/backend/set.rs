@@ -49,9 +49,7 @@ impl Backends {
             BackendName::Oci => {
                 opened
                     .oci
-                    .get_or_try_init(|| async {
-                        Ok::<Arc<dyn Backend>, Error>(Arc::new(Oci::new(&opened.data_dir)?))
-                    })
+                    .get_or_try_init(|| async { Ok::<Arc<dyn Backend>, Error>(Arc::new(Oci::new(&opened.data_dir)?)) })
                     .await?
             }
             BackendName::Docker => {

@@ -85,12 +85,15 @@ impl Forge {
         if request.len() > MAX_REQUEST {
             return Err(Error::TooLarge(request.len()));
         }
-        let (answer, theirs) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(|error| Error::Ask(error.into()))?;
+        let (answer, theirs) =
+            nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(|error| Error::Ask(error.into()))?;
         let send = |socket: &OwnedFd| send(socket, &request, &[theirs.as_raw_fd(), listener.as_fd().as_raw_fd()]);
         let socket = self.socket(None)?;
         match send(&socket) {
             // It has died since. What it made goes on.
-            Err(Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN | Errno::ECONNREFUSED) => send(&*self.socket(Some(&socket))?),
+            Err(Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN | Errno::ECONNREFUSED) => {
+                send(&*self.socket(Some(&socket))?)
+            }
             other => other,
         }
         .map_err(|error| Error::Ask(error.into()))?;
@@ -114,12 +117,7 @@ impl Forge {
     }
 
     fn start(&self) -> io::Result<Running> {
-        let (ours, theirs) = socketpair(
-            AddressFamily::Unix,
-            SockType::SeqPacket,
-            None,
-            SockFlag::SOCK_CLOEXEC,
-        )?;
+        let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
         setsockopt(&ours, sockopt::SndBuf, &(4 * MAX_REQUEST))?;
         setsockopt(&ours, sockopt::SendTimeout, &TimeVal::new(DEADLINE.as_secs() as i64, 0))?;
         let process = Command::new(&self.program)
