@@ -23,7 +23,10 @@ fn main() -> Result<()> {
         return Ok(());
     }
     let number = |name: &str, default: u64| std::env::var(name).map_or(Ok(default), |text| text.parse());
-    let (rounds, bytes) = (number("EXUVIA_BENCH_ROUNDS", 300)?, number("EXUVIA_BENCH_BYTES", 1 << 30)?);
+    let (rounds, bytes) = (
+        number("EXUVIA_BENCH_ROUNDS", 300)?,
+        number("EXUVIA_BENCH_BYTES", 1 << 30)?,
+    );
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?
@@ -64,7 +67,12 @@ async fn all(sandbox: &Sandbox, rounds: u64, bytes: u64) -> Result<()> {
     }
     took.sort();
     let at = |percent: usize| took[(took.len() * percent / 100).min(took.len() - 1)].as_secs_f64() * 1e3;
-    println!("exec of `true`, warm, ms: min {:.2}, p50 {:.2}, p99 {:.2}", at(0), at(50), at(99));
+    println!(
+        "exec of `true`, warm, ms: min {:.2}, p50 {:.2}, p99 {:.2}",
+        at(0),
+        at(50),
+        at(99)
+    );
 
     let flood = Command::new(["head", "-c", &bytes.to_string(), "/dev/zero"]);
     rate("output", sandbox, flood.clone(), bytes).await?;
@@ -116,11 +124,17 @@ async fn rate(name: &str, sandbox: &Sandbox, command: Command, bytes: u64) -> Re
 
 fn told(name: &str, bytes: u64, begun: Instant) {
     let rate = bytes as f64 / begun.elapsed().as_secs_f64() / 1e6;
-    println!("{name}: {rate:.0} MB/s; this process holds {} MiB", resident_kib() >> 10);
+    println!(
+        "{name}: {rate:.0} MB/s; this process holds {} MiB",
+        resident_kib() >> 10
+    );
 }
 
 fn resident_kib() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .unwrap_or_default();
     line.trim().trim_end_matches(" kB").parse().unwrap_or(0)
 }

@@ -192,7 +192,11 @@ impl Plan {
         }
         let null = match wiring.iter().all(Option::is_some) {
             true => None,
-            false => Some(File::open("/dev/null").map_err(|_| internal("open /dev/null")(Errno::last()))?.into()),
+            false => Some(
+                File::open("/dev/null")
+                    .map_err(|_| internal("open /dev/null")(Errno::last()))?
+                    .into(),
+            ),
         };
         let [stdin, stdout, stderr] = wiring.each_ref().map(|end| end.as_ref().or(null.as_ref()));
         let (Some(stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {

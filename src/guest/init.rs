@@ -122,7 +122,12 @@ impl Init {
             }
             let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(true);
             let (connected, signalled) = (ready(&fds[0]), ready(&fds[1]));
-            let speaking: Vec<Pid> = pids.into_iter().zip(&fds[2..]).filter(|(_, fd)| ready(fd)).map(|(pid, _)| pid).collect();
+            let speaking: Vec<Pid> = pids
+                .into_iter()
+                .zip(&fds[2..])
+                .filter(|(_, fd)| ready(fd))
+                .map(|(pid, _)| pid)
+                .collect();
             for pid in speaking {
                 self.hear(pid);
             }
@@ -192,7 +197,11 @@ impl Init {
         };
         match sys::fork() {
             Ok(ForkResult::Child) => {
-                let mut kept = [connection.as_raw_fd(), theirs.as_raw_fd(), self.signals.as_fd().as_raw_fd()];
+                let mut kept = [
+                    connection.as_raw_fd(),
+                    theirs.as_raw_fd(),
+                    self.signals.as_fd().as_raw_fd(),
+                ];
                 let result = close_others(&mut kept).and_then(|()| shim::run(connection, &self.signals, Some(&theirs)));
                 sys::exit(i32::from(result.is_err()))
             }

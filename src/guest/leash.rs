@@ -191,7 +191,9 @@ mod tests {
         );
         ours.write_all(b"x").unwrap();
         let mut byte = [0];
-        UnixStream::from(message.connection.unwrap()).read_exact(&mut byte).unwrap();
+        UnixStream::from(message.connection.unwrap())
+            .read_exact(&mut byte)
+            .unwrap();
         assert_eq!(&byte, b"x");
         let error = other.receive(Patience::Now).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);

@@ -90,7 +90,12 @@ mod tests {
     fn a_frame_that_is_filled_reads_as_one_that_is_encoded() {
         for (offset, length) in [(0, 1), (127, 127), (128, 128), (u64::MAX, CHUNK), (1 << 40, 5)] {
             let (data, mut outbox, mut sent) = (vec![7; length], Outbox::default(), Vec::new());
-            assert_eq!(outbox.fill(Stream::Stderr, offset, CHUNK, &mut data.as_slice()).unwrap(), length);
+            assert_eq!(
+                outbox
+                    .fill(Stream::Stderr, offset, CHUNK, &mut data.as_slice())
+                    .unwrap(),
+                length
+            );
             outbox.push(event::Kind::Credit(9)).unwrap();
             outbox.flush(&mut sent).unwrap();
             assert!(outbox.is_empty());

@@ -68,8 +68,7 @@ impl Register {
             Tag::HandOver => {
                 let leash = self.execs.get(&id).and_then(|entry| shims.get(&entry.shim)?.as_ref());
                 let connection = connection.as_ref().map(AsFd::as_fd);
-                let taken =
-                    leash.is_some_and(|leash| leash.send(tag, &id, &body, connection, Patience::Now).is_ok());
+                let taken = leash.is_some_and(|leash| leash.send(tag, &id, &body, connection, Patience::Now).is_ok());
                 say(shims, from, if taken { Tag::Yes } else { Tag::No });
             }
             Tag::Next => {
@@ -131,7 +130,10 @@ mod tests {
         assert_eq!(ask(&mut register, 2, Tag::Register, "a", "1"), word(Tag::Yes));
         assert_eq!(ask(&mut register, 3, Tag::Register, "a", "2"), word(Tag::No), "taken");
         assert_eq!(ask(&mut register, 3, Tag::Describe, "a", "forged"), None);
-        assert_eq!(ask(&mut register, 3, Tag::Next, "", ""), Some((Tag::Found, b"1".to_vec())));
+        assert_eq!(
+            ask(&mut register, 3, Tag::Next, "", ""),
+            Some((Tag::Found, b"1".to_vec()))
+        );
         assert_eq!(ask(&mut register, 3, Tag::Next, "a", ""), word(Tag::No));
         assert_eq!(ask(&mut register, 3, Tag::HandOver, "b", ""), word(Tag::No));
         assert_eq!(ask(&mut register, 3, Tag::HandOver, "a", "x"), word(Tag::Yes));

@@ -261,7 +261,10 @@ impl<'a> Session<'a> {
         let Phase::Over { release_at, .. } = &self.phase else {
             return false;
         };
-        let told = self.peer.as_ref().is_none_or(|peer| peer.told && peer.outbox.is_empty());
+        let told = self
+            .peer
+            .as_ref()
+            .is_none_or(|peer| peer.told && peer.outbox.is_empty());
         let expired = Instant::now() >= *release_at && self.peer.is_none();
         if !told || (self.facts.detachable && !self.released && !expired) {
             return false;
@@ -406,7 +409,13 @@ impl<'a> Session<'a> {
             attached: self.peer.is_some(),
         };
         // Init always takes what it gets; if it is gone, so is everything.
-        let _ = leash.send(tag, self.facts.id.as_bytes(), &info.encode_to_vec(), None, Patience::Wait);
+        let _ = leash.send(
+            tag,
+            self.facts.id.as_bytes(),
+            &info.encode_to_vec(),
+            None,
+            Patience::Wait,
+        );
     }
 
     /// The connection is gone: a detachable exec goes on without.
@@ -450,6 +459,8 @@ impl<'a> Session<'a> {
                     peer.outbox.push(event::Kind::Fault(fault))?;
                     return peer.flush();
                 }
+                // What the one before had sent still counts.
+                let _ = self.take_input();
                 if let Some(mut old) = self.peer.take() {
                     let _ = old.outbox.push(event::Kind::Superseded(wire::Superseded {}));
                     let _ = old.flush();
@@ -477,9 +488,7 @@ impl<'a> Session<'a> {
                 peer.outbox.push(event::Kind::Told(wire::Told { running }))?;
                 peer.flush()
             }
-            Some(
-                request::Kind::Ping(_) | request::Kind::Exec(_) | request::Kind::List(_) | request::Kind::Dial(_),
-            )
+            Some(request::Kind::Ping(_) | request::Kind::Exec(_) | request::Kind::List(_) | request::Kind::Dial(_))
             | None => Ok(()),
         }
     }
@@ -494,7 +503,10 @@ impl<'a> Session<'a> {
                 return Some(fault("bad_request", message, None));
             }
             if wanted < source.first() {
-                let message = format!("byte {wanted} was dropped, the first that is kept is {}", source.first());
+                let message = format!(
+                    "byte {wanted} was dropped, the first that is kept is {}",
+                    source.first()
+                );
                 return Some(Fault {
                     kept: Some(kept),
                     ..fault("output_dropped", message, None)
@@ -834,5 +846,8 @@ fn disk() -> (bool, u64) {
         return (false, 0);
     };
     let full = disk.blocks_available() == 0 || (disk.files() > 0 && disk.files_available() == 0);
-    (full && disk.blocks() > 0, disk.blocks().saturating_mul(disk.fragment_size()))
+    (
+        full && disk.blocks() > 0,
+        disk.blocks().saturating_mul(disk.fragment_size()),
+    )
 }

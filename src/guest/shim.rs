@@ -44,9 +44,7 @@ fn serve(
     let refuse = |mut connection: UnixStream, fault| answer(&mut connection, event::Kind::Fault(fault));
     let body = match &request.kind {
         Some(request::Kind::Attach(_) | request::Kind::Tell(_)) => request.encode_to_vec(),
-        Some(
-            request::Kind::Ping(_) | request::Kind::Exec(_) | request::Kind::List(_) | request::Kind::Dial(_),
-        )
+        Some(request::Kind::Ping(_) | request::Kind::Exec(_) | request::Kind::List(_) | request::Kind::Dial(_))
         | None => Vec::new(),
     };
     match request.kind {

@@ -311,13 +311,21 @@ mod tests {
     fn a_full_ring_holds_the_program_until_output_is_taken() {
         let (mut source, mut pipe) = source(Keep::Waiting);
         flood(&mut source, &mut pipe, 16 << 20);
-        assert_eq!((source.made(), source.first()), (wire::RING as u64, 0), "nothing is lost");
+        assert_eq!(
+            (source.made(), source.first()),
+            (wire::RING as u64, 0),
+            "nothing is lost"
+        );
         let pieces = taken(&mut source);
         assert_eq!(pieces.iter().map(|(_, length)| length).sum::<usize>(), wire::RING);
         assert!(source.wanted(true).is_none(), "sent is not taken");
         source.take_to(wire::RING as u64);
         flood(&mut source, &mut pipe, 16 << 20);
-        assert_eq!(source.first(), (wire::RING - wire::REPLAY) as u64, "what was taken lately is kept");
+        assert_eq!(
+            source.first(),
+            (wire::RING - wire::REPLAY) as u64,
+            "what was taken lately is kept"
+        );
         source.go_on_from(source.first());
         assert_eq!(taken(&mut source)[0].0, (wire::RING - wire::REPLAY) as u64);
     }
@@ -329,7 +337,10 @@ mod tests {
         assert_eq!(written, 5 << 20);
         source.conclude(false);
         source.read_ahead().unwrap();
-        assert_eq!((source.made(), source.dropped()), (written, written - wire::RING as u64));
+        assert_eq!(
+            (source.made(), source.dropped()),
+            (written, written - wire::RING as u64)
+        );
         let pieces = taken(&mut source);
         assert_eq!(pieces[0].0, written - wire::RING as u64);
         assert!(source.is_sent());

@@ -34,7 +34,11 @@ fn find(user: &str, passwd: &[u8]) -> Result<(u32, u32), Fault> {
     match number {
         // A user without a name has a group of its own.
         Some(number) => Ok((number, number)),
-        None => Err(fault("user_not_found", format!("no user `{user}` in the sandbox"), None)),
+        None => Err(fault(
+            "user_not_found",
+            format!("no user `{user}` in the sandbox"),
+            None,
+        )),
     }
 }
 
@@ -47,7 +51,13 @@ fn parse(line: &[u8]) -> Option<(&[u8], u32, u32)> {
 }
 
 fn within((uid, gid): (u32, u32), user: &str, base: u32) -> Result<(u32, u32), Fault> {
-    let refused = |why: &str| Err(fault("user_refused", format!("a program may not be user `{user}`: {why}"), None));
+    let refused = |why: &str| {
+        Err(fault(
+            "user_refused",
+            format!("a program may not be user `{user}`: {why}"),
+            None,
+        ))
+    };
     let inside = |id: u32| id > base && id - base < RANGE;
     match (uid, gid) {
         (0, _) => refused("it is root"),
@@ -61,7 +71,8 @@ fn within((uid, gid): (u32, u32), user: &str, base: u32) -> Result<(u32, u32), F
 mod tests {
     use super::*;
 
-    const PASSWD: &[u8] = b"root:x:0:0::/:/bin/sh\nbroken\nsandbox:x:1000:1000::/tmp:/bin/sh\nstaff:x:7:0::/:\nweb:x:33:34::/:";
+    const PASSWD: &[u8] =
+        b"root:x:0:0::/:/bin/sh\nbroken\nsandbox:x:1000:1000::/tmp:/bin/sh\nstaff:x:7:0::/:\nweb:x:33:34::/:";
 
     fn of(user: &str, base: u32) -> Result<(u32, u32), String> {
         let found = find(user, PASSWD).and_then(|ids| within(ids, user, base));

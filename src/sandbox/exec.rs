@@ -17,8 +17,8 @@ use std::ops::Deref;
 
 use bytes::Bytes;
 
-pub(super) use ask::{dial, list, ping, release, tell};
 pub use ask::{ExecInfo, Tell};
+pub(super) use ask::{dial, list, ping, release, tell};
 pub use capture::{Captured, Finished};
 pub use command::{Background, Command, GRACE, Overflow, Stdin, TerminalSize};
 pub(super) use driver::{Counters, attach, start};

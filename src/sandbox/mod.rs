@@ -20,8 +20,8 @@ mod spec;
 
 pub use backend::{Backend, Capabilities, Handle, Owned};
 pub use exec::{
-    Background, Captured, Cause, Command, Control, EndReason, Ended, Exec, ExecInfo, Finished, Offsets, Output, Overflow,
-    Piece, Stdin, Tell, TerminalSize,
+    Background, Captured, Cause, Command, Control, EndReason, Ended, Exec, ExecInfo, Finished, Offsets, Output,
+    Overflow, Piece, Stdin, Tell, TerminalSize,
 };
 pub use files::Files;
 pub use session::Sandbox;

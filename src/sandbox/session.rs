@@ -244,7 +244,12 @@ impl Sandbox {
         if command.terminal.is_some() {
             variables.insert(b"TERM", b"xterm-256color");
         }
-        variables.extend(command.env.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())));
+        variables.extend(
+            command
+                .env
+                .iter()
+                .map(|(name, value)| (name.as_bytes(), value.as_bytes())),
+        );
         let var = |(name, value): (&[u8], &[u8])| EnvVar {
             name: name.to_vec(),
             value: value.to_vec(),

@@ -144,7 +144,10 @@ mod tests {
             shared.extend_from_slice(&[byte]);
             taken.extend(take::<Event>(&mut shared).unwrap());
         }
-        assert_eq!((received.as_slice(), taken.as_slice()), (sent.as_slice(), sent.as_slice()));
+        assert_eq!(
+            (received.as_slice(), taken.as_slice()),
+            (sent.as_slice(), sent.as_slice())
+        );
         assert!(buffer.is_empty() && shared.is_empty());
     }
 

@@ -60,7 +60,12 @@ impl Plane {
         Ok(Done { truncated, total: size })
     }
 
-    pub(super) fn write(&self, write: &file_request::Write, content: &mut Content<'_>, reply: &mut Replies<'_>) -> Result<Done, Stop> {
+    pub(super) fn write(
+        &self,
+        write: &file_request::Write,
+        content: &mut Content<'_>,
+        reply: &mut Replies<'_>,
+    ) -> Result<Done, Stop> {
         let target = self.write_target(&write.path)?;
         let (directory, name) = split(&target)?;
         let parent = self.make_directories(directory)?;

@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, fstat};
 
 use super::walk::{self, Go};
 use super::{Done, Fail, Plane, Replies, Stop, file_type};
@@ -81,7 +81,6 @@ impl Watching<'_, '_> {
             | AddWatchFlags::IN_MODIFY
             | AddWatchFlags::IN_ATTRIB
             | AddWatchFlags::IN_DELETE
-            | AddWatchFlags::IN_DELETE_SELF
             | AddWatchFlags::IN_MOVED_FROM
             | AddWatchFlags::IN_MOVED_TO
             | AddWatchFlags::IN_ONLYDIR;
@@ -145,7 +144,9 @@ impl Watching<'_, '_> {
                 result => result.map_err(io::Error::from)?,
             };
             for event in events {
-                if event.mask.contains(AddWatchFlags::IN_DELETE_SELF) && Some(event.wd) == self.root_watch {
+                // The kernel tells of a change of its attributes, as our own descriptor keeps the directory itself.
+                let about_root = event.name.is_none() && Some(event.wd) == self.root_watch;
+                if about_root && fstat(&self.root).is_ok_and(|stat| stat.st_nlink == 0) {
                     return Ok(());
                 }
                 self.hear(&event)?;
@@ -218,7 +219,11 @@ impl Watching<'_, '_> {
 
     /// A directory has left: nothing below it is told of any more.
     fn disappear(&mut self, path: &[u8]) {
-        let below = |other: &[u8]| other.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest[0] == b'/');
+        let below = |other: &[u8]| {
+            other
+                .strip_prefix(path)
+                .is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+        };
         let gone: Vec<_> = self
             .paths
             .iter()

@@ -193,10 +193,9 @@ pub(in crate::sandbox) async fn dial(place: &Place, port: u16, wait: Duration) -
     };
     match answer {
         Some(event::Kind::Started(_)) => Ok(stream),
-        Some(event::Kind::Fault(wire::Fault { code, message, .. })) if code == "refused" => Err(Error::Refused {
-            port,
-            reason: message,
-        }),
+        Some(event::Kind::Fault(wire::Fault { code, message, .. })) if code == "refused" => {
+            Err(Error::Refused { port, reason: message })
+        }
         Some(event::Kind::Fault(fault)) => Err(Refused::Fault(fault).into()),
         Some(
             event::Kind::Pong(_)

@@ -92,7 +92,10 @@ pub(in crate::sandbox) async fn start(
     let exec = conversation.begin(opened);
     if let Some(note) = note {
         // It may have ended by now.
-        let _ = exec.control.actions.try_send(Action::Input(wire::input::Kind::Note(note)));
+        let _ = exec
+            .control
+            .actions
+            .try_send(Action::Input(wire::input::Kind::Note(note)));
     }
     Ok(feed(exec, stdin))
 }
@@ -438,7 +441,10 @@ impl Listener<'_> {
                 }
                 Some(event::Kind::Credit(bytes)) => {
                     let bytes = bytes as usize;
-                    let mut shared = self.shared.lock().map_err(|_| "the host's own state broke".to_owned())?;
+                    let mut shared = self
+                        .shared
+                        .lock()
+                        .map_err(|_| "the host's own state broke".to_owned())?;
                     let left = shared.outstanding.checked_sub(bytes);
                     shared.outstanding = left.ok_or("its guest gave credit for input that was not sent")?;
                     self.window.add_permits(bytes);

@@ -168,7 +168,10 @@ pub struct Control {
 pub(super) enum Action {
     Input(wire::input::Kind),
     /// The end of the command, and what is to be its cause.
-    Kill { how: wire::input::Kind, cause: Cause },
+    Kill {
+        how: wire::input::Kind,
+        cause: Cause,
+    },
 }
 
 impl Control {

@@ -104,7 +104,9 @@ impl Judge {
                 (_, Some(by)) => Cause::Killed { by },
                 (ended::Status::ExitCode(0), None) => Cause::Exited { code: 0 },
                 (ended::Status::ExitCode(code @ 1..=255), None) => out_of_memory(Cause::Exited { code }),
-                (ended::Status::Signal(libc::SIGKILL), None) => out_of_memory(Cause::Signalled { signal: libc::SIGKILL }),
+                (ended::Status::Signal(libc::SIGKILL), None) => {
+                    out_of_memory(Cause::Signalled { signal: libc::SIGKILL })
+                }
                 (ended::Status::Signal(signal @ 1..=64), None) => Cause::Signalled { signal },
                 (ended::Status::ExitCode(_) | ended::Status::Signal(_), None) => impossible(),
             },
@@ -146,7 +148,11 @@ impl Judge {
             Some(reason) => reason.clone().into(),
             // Of a sandbox that is gone there are no counters; that adds nothing to its being lost.
             None => match self.since().await {
-                Since { oom_kills: 1.., peak_bytes, .. } => Cause::SandboxOutOfMemory {
+                Since {
+                    oom_kills: 1..,
+                    peak_bytes,
+                    ..
+                } => Cause::SandboxOutOfMemory {
                     limit_bytes: self.place.memory_limit_bytes,
                     peak_bytes,
                 },

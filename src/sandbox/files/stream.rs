@@ -6,9 +6,9 @@ use super::call::{self, Call};
 use super::{Entry, Range, entry};
 use crate::sandbox::exec::Control;
 use crate::sandbox::{Error, Sandbox};
+use crate::wire;
 use crate::wire::file_reply::Kind as Reply;
 use crate::wire::file_request::{self, Kind as Request};
-use crate::wire;
 
 /// A file that is being read. What is not taken waits in the sandbox.
 #[derive(Debug)]

@@ -236,18 +236,32 @@ async fn a_full_workspace_shows_at_the_end() {
     super::run(NAME, setup().await, async |case| {
         let small = TempDir::new().unwrap();
         let flags = nix::mount::MsFlags::empty();
-        nix::mount::mount(Some("none"), small.path(), Some("tmpfs"), flags, Some("size=1m,mode=777")).unwrap();
+        nix::mount::mount(
+            Some("none"),
+            small.path(),
+            Some("tmpfs"),
+            flags,
+            Some("size=1m,mode=777"),
+        )
+        .unwrap();
         let sandbox = case.subject.open(&small).await;
         let full = "head -c 4m /dev/zero > big 2>/dev/null; exit 0";
         let (full, roomy) = (
             sandbox.run(crate::sandbox::Command::shell(full), 100).await.unwrap(),
-            sandbox.run(crate::sandbox::Command::shell("rm big"), 100).await.unwrap(),
+            sandbox
+                .run(crate::sandbox::Command::shell("rm big"), 100)
+                .await
+                .unwrap(),
         );
         sandbox.close(Duration::ZERO).await.unwrap();
         nix::mount::umount2(small.path(), nix::mount::MntFlags::MNT_DETACH).unwrap();
         let seen = |finished: &crate::sandbox::Finished| {
             let pressure = finished.ended.pressure;
-            (finished.ended.is_success(), pressure.disk_full, pressure.disk_limit_bytes)
+            (
+                finished.ended.is_success(),
+                pressure.disk_full,
+                pressure.disk_limit_bytes,
+            )
         };
         assert_eq!(seen(&full), (true, true, 1 << 20));
         assert_eq!(seen(&roomy), (true, false, 1 << 20));

@@ -147,7 +147,10 @@ pub async fn t16_magic_links_lead_nowhere(case: &Case) {
     assert_eq!(code(result), "other");
     let result = files.write_stream("escape/tmp/x", None).await.unwrap().finish().await;
     assert_eq!(code(result), "other");
-    assert_eq!(code(files.read_stream("escape/etc/hostname", Range::default()).await), "other");
+    assert_eq!(
+        code(files.read_stream("escape/etc/hostname", Range::default()).await),
+        "other"
+    );
     assert_eq!(code(files.watch("escape/tmp", true).await), "other");
     assert_eq!(code(files.list("escape/tmp", 1, 0).await), "other");
     assert_eq!(code(files.rename("escape/tmp/a", "b").await), "other");

@@ -111,7 +111,10 @@ pub async fn t10_an_exec_goes_on_from_an_exact_offset(case: &Case) {
         }
         other => panic!("{other:?}"),
     }
-    case.sandbox.attach(&id, from(got.len() + 1)).await.expect_err("not made");
+    case.sandbox
+        .attach(&id, from(got.len() + 1))
+        .await
+        .expect_err("not made");
     case.sandbox.release(&id).await.unwrap();
     case.sandbox.release(&id).await.expect("again is fine");
     wait_for_no_exec(case).await;
@@ -133,14 +136,13 @@ pub async fn an_exec_is_found_and_told(case: &Case) {
     let id = ExecId::random();
     let script = "trap 'echo usr1' USR1; while read line; do echo \"<$line>\"; done; sleep 300 & wait; wait";
     let command = Command::shell(script).stdin(Stdin::Open).id(id.clone()).detachable();
-    let exec = case.sandbox.exec(command.timeout(Duration::from_secs(60))).await.unwrap();
+    let mut exec = case
+        .sandbox
+        .exec(command.timeout(Duration::from_secs(60)))
+        .await
+        .unwrap();
     let pid = exec.pid();
     exec.input(b"one\n").await.unwrap();
-    let mut exec = case.sandbox.attach(&id, Offsets::default()).await.map(|new| {
-        drop(exec);
-        new
-    })
-    .unwrap();
     let mut got = Vec::new();
     take(&mut exec, 6, &mut got).await;
     assert_eq!(got, b"<one>\n");
@@ -194,16 +196,25 @@ pub async fn output_that_nobody_takes_waits_or_is_dropped(case: &Case) {
     let command = Command::shell(script).id(id.clone()).detachable();
     drop(case.sandbox.exec(command).await.unwrap());
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(case.sh("cat over 2>&1 >/dev/null | wc -l").await.stdout.text().trim(), "1");
+    assert_eq!(
+        case.sh("cat over 2>&1 >/dev/null | wc -l").await.stdout.text().trim(),
+        "1"
+    );
     let mut exec = case.sandbox.attach(&id, Offsets::default()).await.unwrap();
     let mut got = Vec::new();
     take(&mut exec, usize::MAX / 2, &mut got).await;
-    assert_eq!((got.len(), exec.ended().await.cause), (8 << 20, Cause::Exited { code: 0 }));
+    assert_eq!(
+        (got.len(), exec.ended().await.cause),
+        (8 << 20, Cause::Exited { code: 0 })
+    );
     case.sandbox.release(&id).await.unwrap();
 
     let id = ExecId::random();
     let script = "head -c 8388608 /dev/zero; echo end; echo all > all";
-    let command = Command::shell(script).id(id.clone()).overflow(Overflow::Drop).detachable();
+    let command = Command::shell(script)
+        .id(id.clone())
+        .overflow(Overflow::Drop)
+        .detachable();
     drop(case.sandbox.exec(command).await.unwrap());
     wait_for(case, "cat all 2>/dev/null", "all\n").await;
     let infos = case.sandbox.list_execs().await.unwrap();
@@ -225,7 +236,11 @@ pub async fn output_that_nobody_takes_waits_or_is_dropped(case: &Case) {
     let ended = exec.ended().await;
     assert_eq!(ended.cause, Cause::Exited { code: 0 });
     assert_eq!(ended.stdout.bytes, (8 << 20) + 4);
-    assert!(ended.stdout.dropped > 0 && ended.stdout.dropped <= kept, "{:?}", ended.stdout);
+    assert!(
+        ended.stdout.dropped > 0 && ended.stdout.dropped <= kept,
+        "{:?}",
+        ended.stdout
+    );
     case.sandbox.release(&id).await.unwrap();
     wait_for_no_exec(case).await;
 }

@@ -62,7 +62,10 @@ pub async fn t18_large_files_are_streams(case: &Case) {
         writing.finish().await.map(drop)
     };
     let error = failed.await.unwrap_err();
-    assert!(matches!(&error, Error::File { code, .. } if code == "not_directory"), "{error:?}");
+    assert!(
+        matches!(&error, Error::File { code, .. } if code == "not_directory"),
+        "{error:?}"
+    );
     let missing = files.read_stream("none", Range::default()).await;
     assert!(matches!(missing, Err(Error::File { code, .. }) if code == "not_found"));
     let range = Range {
@@ -105,12 +108,13 @@ pub async fn changes_are_told(case: &Case) {
     assert_eq!(names(&mut flat, 1).await, told(&[(Created, "a")]));
     assert_eq!(names(&mut deep, 2).await, told(&[(Created, "a"), (Created, "old/b")]));
     case.output("mv d/old d/new").await;
-    assert_eq!(
-        names(&mut deep, 2).await,
-        told(&[(MovedFrom, "old"), (MovedTo, "new")])
-    );
+    assert_eq!(names(&mut deep, 2).await, told(&[(MovedFrom, "old"), (MovedTo, "new")]));
     case.output("rm d/new/b").await;
-    assert_eq!(names(&mut deep, 1).await, told(&[(Removed, "new/b")]), "by its new name");
+    assert_eq!(
+        names(&mut deep, 1).await,
+        told(&[(Removed, "new/b")]),
+        "by its new name"
+    );
     assert_eq!(names(&mut flat, 2).await, told(&[(MovedFrom, "old"), (MovedTo, "new")]));
     // What appears in a directory before it can be watched is found: a name may come twice, none is missed.
     case.output("mkdir -p d/p/q/r; echo z > d/p/q/r/s").await;
@@ -130,7 +134,10 @@ pub async fn changes_are_told(case: &Case) {
     }
     files.remove_all("d").await.unwrap();
     loop {
-        match tokio::time::timeout(Duration::from_secs(10), deep.next()).await.unwrap() {
+        match tokio::time::timeout(Duration::from_secs(10), deep.next())
+            .await
+            .unwrap()
+        {
             Ok(_) => {}
             Err(Error::File { code, .. }) => break assert_eq!(code, "not_found", "it is gone"),
             Err(other) => panic!("{other:?}"),

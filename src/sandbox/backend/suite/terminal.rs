@@ -86,7 +86,10 @@ pub async fn a_port_inside_can_be_dialled(case: &Case) {
     let refused = case.sandbox.dial(8123, Duration::ZERO).await;
     assert!(matches!(refused, Err(Error::Refused { port: 8123, .. })), "{refused:?}");
     if !case.sh("perl -MIO::Socket::INET -e 1").await.ended.is_success() {
-        eprintln!("SKIPPED {}::a_port_inside_can_be_dialled (the echo): no perl in it", module_path!());
+        eprintln!(
+            "SKIPPED {}::a_port_inside_can_be_dialled (the echo): no perl in it",
+            module_path!()
+        );
         return;
     }
     let server = case.sandbox.exec(Command::new(["perl", "-e", ECHO])).await.unwrap();

@@ -23,7 +23,10 @@ pub async fn t6_memory_is_capped(case: &Case) {
         other => panic!("{other:?}: {}", finished.stderr.text()),
     }
     // A program that swallows it: its end is its own, and the kernel's word stands beside it.
-    let ended = case.sh("head -c 400m /dev/zero | tail -n 1 | wc -c; exit 0").await.ended;
+    let ended = case
+        .sh("head -c 400m /dev/zero | tail -n 1 | wc -c; exit 0")
+        .await
+        .ended;
     assert_eq!(ended.cause, Cause::Exited { code: 0 });
     assert!(ended.pressure.oom_kills > 0, "{ended:?}");
     assert_eq!(
