@@ -134,7 +134,8 @@ async fn wait_for_no_exec(case: &Case) {
 /// Input, signals and the time limit find an exec that somebody else began.
 pub async fn an_exec_is_found_and_told(case: &Case) {
     let id = ExecId::random();
-    let script = "trap 'echo usr1' USR1; while read line; do echo \"<$line>\"; done; sleep 300 & wait; wait";
+    let script =
+        "exec 2>&-; trap 'echo usr1' USR1; while read line; do echo \"<$line>\"; done; while :; do sleep 0.05; done";
     let command = Command::shell(script).stdin(Stdin::Open).id(id.clone()).detachable();
     let mut exec = case
         .sandbox
