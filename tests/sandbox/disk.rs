@@ -1,7 +1,7 @@
 //! What a program meets when its disk is full.
 
-use exuvia::workdir::WorkDir;
 use exuvia::sandbox::disk::{Kind, Quota, Volumes};
+use exuvia::workdir::WorkDir;
 
 use crate::support::{Bench, run, sh};
 
