@@ -13,6 +13,7 @@ pub mod exec;
 pub mod files;
 pub mod identity;
 pub mod image;
+pub mod kernel;
 pub mod reconcile;
 pub mod seccomp;
 pub mod session;

@@ -3,6 +3,7 @@
 //! A test that cannot run here says so by name on stderr, and fails when `EXUVIA_REQUIRE_ALL=1`.
 
 mod command;
+mod kernel;
 mod life;
 mod limits;
 mod ruins;
