@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
+use super::frame::Nonsense;
 use super::link::{Link, Pipe, Said};
 use super::message::{End, Gone, Message};
 use super::outlet::{Job, Outlet};
@@ -42,9 +43,18 @@ pub(super) enum Over {
     Restart(oneshot::Sender<Result<(), Error>>),
 }
 
+/// What a zygote has said already about what comes after the code: its two pipes are not heard in step.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Heard {
+    /// On how many of them that the child is gone.
+    pub gone: u8,
+    pub is_ready: bool,
+}
+
 #[derive(Debug)]
 pub(super) struct Carried {
     pub over: Over,
+    pub heard: Heard,
     pub duration: Duration,
     pub timed_out: bool,
     /// Whether an interrupt was sent for any reason but time.
@@ -77,6 +87,7 @@ pub(super) async fn carry(
         gone: None,
         synced: false,
         gone_synced: false,
+        heard: Heard::default(),
         give_up: None,
         fatal: false,
         waiters: Vec::new(),
@@ -97,6 +108,7 @@ pub(super) async fn carry(
     }
     Carried {
         over,
+        heard: state.heard,
         duration: begun.elapsed(),
         timed_out: state.timed_out,
         interrupt_asked: state.interrupt_asked,
@@ -113,6 +125,7 @@ struct Carry {
     /// Standard error was heard to its end, too.
     synced: bool,
     gone_synced: bool,
+    heard: Heard,
     /// When interrupted code counts as not to be interrupted.
     give_up: Option<Instant>,
     /// Whether the kernel is ended then.
@@ -222,8 +235,7 @@ impl Carry {
         self.give_up = Some(Instant::now() + self.grace);
     }
 
-    fn hear(&mut self, said: Said, job: &mut Job) -> Result<Option<Over>, super::frame::Nonsense> {
-        use super::frame::Nonsense;
+    fn hear(&mut self, said: Said, job: &mut Job) -> Result<Option<Over>, Nonsense> {
         match said {
             Said::Output(Pipe::Out, bytes) => job.outlet.push(Event::Stdout(bytes)),
             Said::Output(Pipe::Err, bytes) => job.outlet.push(Event::Stderr(bytes)),
@@ -237,8 +249,17 @@ impl Carry {
             Said::Message(Pipe::Err, Message::Sync(number)) if number == self.number && !self.synced => {
                 self.synced = true;
             }
-            Said::Message(Pipe::Out, Message::Gone(gone)) if self.gone.is_none() => self.gone = Some(gone),
-            Said::Message(Pipe::Err, Message::Gone(_)) if !self.gone_synced => self.gone_synced = true,
+            Said::Message(Pipe::Out, Message::Gone(gone)) if self.gone.is_none() => {
+                self.gone = Some(gone);
+                self.heard.gone += 1;
+            }
+            Said::Message(Pipe::Err, Message::Gone(_)) if !self.gone_synced => {
+                self.gone_synced = true;
+                self.heard.gone += 1;
+            }
+            Said::Message(Pipe::Out, Message::Ready { .. }) if self.gone.is_some() && !self.heard.is_ready => {
+                self.heard.is_ready = true;
+            }
             Said::Message(
                 _,
                 Message::Ready { .. }
@@ -265,6 +286,6 @@ impl Carry {
 }
 
 /// Who kills a driver that talks nonsense.
-pub(super) fn nonsense_by(nonsense: &super::frame::Nonsense) -> String {
+pub(super) fn nonsense_by(nonsense: &Nonsense) -> String {
     format!("the host: the kernel made no sense: {nonsense}")
 }

@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::carry::{Ask, Over, Stop, carry, nonsense_by};
+use super::frame::Nonsense;
 use super::language::{Language, Mode};
 use super::link::{Link, Pipe, Said, Setting, check};
 use super::message::Message;
@@ -235,7 +236,7 @@ struct Owner {
 enum Next {
     Ask(Option<Ask>),
     Job(Option<Job>),
-    Said(Result<Said, super::frame::Nonsense>),
+    Said(Result<Said, Nonsense>),
 }
 
 impl Owner {
@@ -269,7 +270,7 @@ impl Owner {
     }
 
     /// Something was said while no code ran.
-    async fn overhear(&mut self, said: Result<Said, super::frame::Nonsense>) {
+    async fn overhear(&mut self, said: Result<Said, Nonsense>) {
         match said {
             Ok(Said::Output(pipe, bytes)) => self.early.keep(pipe, &bytes),
             // By a thread that outlived its call.

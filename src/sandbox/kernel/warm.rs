@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::carry::{Carried, Over, Stop, carry, nonsense_by};
+use super::carry::{Carried, Heard, Over, Stop, carry, nonsense_by};
 use super::context::lost;
 use super::language::{Language, Mode};
 use super::link::{Link, Said, Setting, check};
@@ -276,13 +276,13 @@ async fn serve(shared: &Shared, mut link: Link, mut job: Job, number: u64, oom_k
             let kernel = shared.judge(&carried, end, oom_kills).await;
             let ended = told(end.ok && kernel.is_success(), kernel);
             // The answer first; then the lane is made ready again.
-            let (again, ()) = tokio::join!(cool(link, Heard::Nothing), job.outlet.end(ended));
+            let (again, ()) = tokio::join!(cool(link, carried.heard), job.outlet.end(ended));
             again
         }
         (Over::Gone(gone), Mode::Zygote) => {
             let kernel = shared.judge_gone(&carried, gone, oom_kills).await;
             let ended = told(kernel.is_success(), kernel);
-            let (again, ()) = tokio::join!(cool(link, Heard::Gone), job.outlet.end(ended));
+            let (again, ()) = tokio::join!(cool(link, carried.heard), job.outlet.end(ended));
             again
         }
         (Over::Ended(end), _) => {
@@ -365,25 +365,15 @@ impl Shared {
     }
 }
 
-/// Whether a zygote has told of the end of its child.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Heard {
-    Nothing,
-    Gone,
-}
-
 /// Waits until a zygote has cleaned up and forked again. What comes meanwhile is from what it kills.
 async fn cool(mut link: Link, heard: Heard) -> Option<Link> {
-    let mut left: i32 = match heard {
-        Heard::Nothing => 2,
-        Heard::Gone => 0,
-    };
-    let mut is_ready = false;
+    let mut left = 2_u8.saturating_sub(heard.gone);
+    let mut is_ready = heard.is_ready;
     let ready = async {
         while left > 0 || !is_ready {
             match link.next().await {
                 Ok(Said::Output(..)) => {}
-                Ok(Said::Message(_, Message::Gone(_))) => left -= 1,
+                Ok(Said::Message(_, Message::Gone(_))) if left > 0 => left -= 1,
                 Ok(Said::Message(_, Message::Ready { .. })) if !is_ready => is_ready = true,
                 Ok(Said::Message(..)) => {
                     return Err("the host: the kernel made no sense: a message after the end".to_owned());

@@ -27,7 +27,7 @@ async fn state_outlives_every_end_of_a_cell() {
         ("set -u; echo $nope", "127", ""),
         ("set +u; ${nope:?it is not set}", "127", ""),
         ("if then", "2", ""),
-        ("return 4", "4", ""),
+        ("return 4", "2", ""),
     ] {
         let did = cell(&kernel, code).await;
         assert_eq!(did.error(), ("ExitStatus", status), "{code}");

@@ -17,7 +17,7 @@ async fn forged_messages_hurt_only_their_own_kernel() {
     for (code, reason) in [
         (
             "say('nonsense')",
-            "a message that is none: expected ident at line 1 column 2",
+            "a message that is none: expected value at line 1 column 1",
         ),
         ("say('{\"sync\":1}')", "a message out of place"),
         ("say('{\"ready\":{\"version\":\"x\"}}')", "a message out of place"),

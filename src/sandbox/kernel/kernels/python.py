@@ -20,7 +20,6 @@ import builtins
 import fcntl
 import gc
 import io
-import json
 import linecache
 import os
 import select
@@ -30,6 +29,9 @@ import time
 import traceback
 import types
 import resource
+
+# Kept under names of our own, whatever the code makes of the module.
+from json import dumps, loads
 
 sys.path[:0] = _first
 
@@ -73,7 +75,7 @@ class Channel:
         self.lock = threading.Lock()
 
     def send(self, message, fd=None):
-        data = json.dumps(message).encode()
+        data = dumps(message).encode()
         with self.lock:
             first, at = 1, 0
             while True:
@@ -111,7 +113,7 @@ class Channel:
         code, settings = self.read(int(code)), self.read(int(settings))
         if code is None or settings is None:
             return None
-        return int(number), code.decode(), json.loads(settings)
+        return int(number), code.decode(), loads(settings)
 
 
 def clean(text, limit=MAX_ERROR):
@@ -146,7 +148,7 @@ def as_bytes(mime, value):
     if isinstance(value, (bytes, bytearray)):
         return bytes(value)
     if mime == "application/json" or mime.endswith("+json"):
-        return json.dumps(value).encode()
+        return dumps(value).encode()
     if not isinstance(value, str):
         return None
     if (mime.startswith("image/") and mime != "image/svg+xml") or mime == "application/pdf":
@@ -247,7 +249,7 @@ class Show:
         flush()
         self.channel.send({"result": {"data": packed(data), "main": main}})
 
-    def figures(self, *_, **__):
+    def figures(self):
         plot = sys.modules.get("matplotlib.pyplot")
         if plot is None or os.getpid() != self.process:
             return
@@ -262,8 +264,12 @@ class Hook:
     """Makes `pyplot.show()` and IPython's `display()` ours when, and only when, the code imports them."""
 
     def __init__(self, show):
+        # A plain function: matplotlib sets attributes on it.
+        def show_figures(*_, **__):
+            show.figures()
+
         self.after = {
-            "matplotlib.pyplot": lambda module: setattr(module, "show", show.figures),
+            "matplotlib.pyplot": lambda module: setattr(module, "show", show_figures),
             "IPython.core.display_functions": lambda module: setattr(module, "display", show.display),
         }
 
@@ -494,16 +500,27 @@ def leave_fork(error):
     os._exit(status)
 
 
+def join_threads():
+    """What `threading` does at the end of the interpreter, with nothing that can be done only once."""
+    for call in reversed(getattr(threading, "_threading_atexits", ())):
+        call()
+    while True:
+        others = [t for t in threading.enumerate() if t is not threading.current_thread() and not t.daemon]
+        if not others:
+            return
+        others[0].join()
+
+
 def finish_process():
     """What Python does at its end, up to the point where nothing of the user's runs any more."""
-    for step in (threading._shutdown, atexit._run_exitfuncs):
+    for step in (join_threads, atexit._run_exitfuncs):
         try:
             step()
         except BaseException as error:
             sys.stderr.write(told(error)["traceback"])
 
 
-def one_piece(request):
+def one_piece(request, finish=finish_process):
     """Runs code as `python3 -c` would, tells the end, and returns."""
     number, text, settings = request
     process = os.getpid()
@@ -536,7 +553,7 @@ def one_piece(request):
             sys.excepthook(type(error), error, error.__traceback__)
         CHANNEL.send({"error": told(error)})
         error.__traceback__ = None
-    finish_process()
+    finish()
     # Objects that say goodbye do it now.
     cells.names.clear()
     flush()
@@ -566,7 +583,7 @@ def rehearse():
     sys.stdout = open(null, "w", closefd=False)
     names = set(vars(builtins))
     try:
-        one_piece((0, "import os\ndef f(x):\n    return [x * i for i in range(20)]\nprint(f(3), sum(f(4)))\nf(2)", {"env": {}}))
+        one_piece((0, "import os\ndef f(x):\n    return [x * i for i in range(20)]\nprint(f(3), sum(f(4)))\nf(2)", {"env": {}}), lambda: None)
     finally:
         sys.stdout.close()
         CHANNEL, (sys.stdout, sys.stderr) = real, streams
@@ -575,8 +592,6 @@ def rehearse():
         linecache.cache.clear()
         for name in set(vars(builtins)) - names:
             delattr(builtins, name)
-        # `threading._shutdown` may be called once; the next call is the real one.
-        threading._after_fork()
 
 
 def worker():
