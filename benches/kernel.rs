@@ -1,8 +1,8 @@
 //! How long one line of Python takes in a fresh process, beside what else a host offers, measured in one interleaved run.
 //!
 //! `cargo bench --bench kernel`, as root. What is not installed is named and left out. `EXUVIA_BENCH_ROUNDS` (200) rounds, in
-//! each of which every case runs once, so that all see the same weather. `EXUVIA_BENCH_GAP_MS` (20) between two cases: time
-//! for a lane to fork its next child, as between the calls of an agent; 0 measures calls that come back to back.
+//! each of which every case runs once, so that all see the same weather. Each case begins when every lane waits again, and
+//! `EXUVIA_BENCH_GAP_MS` (5) later.
 //! `EXUVIA_BENCH_IMAGE` (`exuvia/python`) is the Docker image of `docker exec`.
 
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ fn main() -> Result<()> {
     }
     let number = |name: &str, default: u64| std::env::var(name).map_or(Ok(default), |text| text.parse());
     let rounds = number("EXUVIA_BENCH_ROUNDS", 200)?;
-    let gap = Duration::from_millis(number("EXUVIA_BENCH_GAP_MS", 20)?);
+    let gap = Duration::from_millis(number("EXUVIA_BENCH_GAP_MS", 5)?);
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?
@@ -70,6 +70,11 @@ async fn measure(rounds: u64, gap: Duration) -> Result<()> {
     // The first round warms caches and is not counted.
     for round in 0..=rounds {
         for (case, took) in took.iter_mut().enumerate() {
+            // What the case before has set going (a fork, a start) is its own affair.
+            let lanes = [Some(&forked), Some(&executed), Some(&bash), node.as_ref()];
+            while lanes.iter().flatten().any(|lane| lane.parked() == 0) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
             tokio::time::sleep(gap).await;
             let begun = Instant::now();
             match case {
