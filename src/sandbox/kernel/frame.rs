@@ -130,8 +130,9 @@ fn part(bytes: &[u8]) -> Result<Option<(u8, &[u8])>, Nonsense> {
         return Ok(None);
     };
     let flags = head[0].wrapping_sub(b'0');
-    let length = std::str::from_utf8(&head[1..]).ok();
-    let length = length.and_then(|digits| usize::from_str_radix(digits, 16).ok());
+    let length = head[1..].iter().try_fold(0, |length, digit| {
+        Some(length * 16 + char::from(*digit).to_digit(16)? as usize)
+    });
     match length {
         Some(length @ 0..=MAX_PART) if flags <= FIRST | LAST => {
             Ok(bytes.get(HEAD..HEAD + length).map(|part| (flags, part)))
