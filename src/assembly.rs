@@ -22,8 +22,9 @@ use crate::ids::SandboxId;
 use crate::run::{self, Service, Shop, bench};
 use crate::sandbox::backend::Backends;
 use crate::sandbox::disk::Volumes;
-use crate::sandbox::{self, BackendName, reconcile, workdir};
+use crate::sandbox::{self, BackendName, reconcile};
 use crate::store::{self, sqlite::Sqlite};
+use crate::workdir;
 use crate::workspace::{self, Pool, Trees};
 
 /// What a service is made with.

@@ -52,10 +52,7 @@ pub fn start(start: proto::ExecStart) -> Result<Start, Status> {
 pub fn item(item: Item) -> proto::ExecEvent {
     let kind = match item {
         Item::Output { channel, offset, bytes } => {
-            let output = proto::ExecOutput {
-                offset,
-                data: bytes,
-            };
+            let output = proto::ExecOutput { offset, data: bytes };
             match channel {
                 Channel::Stdout => Kind::Stdout(output),
                 Channel::Stderr => Kind::Stderr(output),

@@ -9,8 +9,8 @@ use tonic::{Response, Status, Streaming};
 use super::proto::{self, attach_request, exec_request};
 use super::status::{self, invalid};
 use super::{Answer, Out, convert_exec as convert};
-use crate::fleet::{Aim, Fleet};
 use crate::fleet::execs::{Attached, Entry};
+use crate::fleet::{Aim, Fleet};
 
 /// What a client says to a command that runs.
 enum Word {

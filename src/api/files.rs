@@ -82,7 +82,12 @@ pub async fn write(fleet: &Fleet, mut parts: Streaming<proto::WriteFileRequest>)
     let mode = (start.mode != 0).then_some(start.mode);
     let mut bytes = 0_u64;
     let writing = async {
-        let mut writing = visit.sandbox().files().write_stream(&start.path, mode).await.map_err(failed)?;
+        let mut writing = visit
+            .sandbox()
+            .files()
+            .write_stream(&start.path, mode)
+            .await
+            .map_err(failed)?;
         // A stream that breaks off leaves everything as it was.
         while let Some(part) = parts.message().await? {
             match part.kind {

@@ -24,7 +24,9 @@ pub async fn dial(fleet: &Fleet, mut words: Streaming<proto::DialRequest>) -> An
     };
     let port = u16::try_from(start.port).ok().filter(|port| *port > 0);
     let port = port.ok_or_else(|| invalid("`port` is 1 to 65535"))?;
-    let wait = duration_in(start.timeout, "timeout")?.unwrap_or_default().min(LONGEST_WAIT);
+    let wait = duration_in(start.timeout, "timeout")?
+        .unwrap_or_default()
+        .min(LONGEST_WAIT);
     let failed = |error: Error| status::of_fleet(&error);
     let visit = fleet.visit(&start.sandbox_id, &start.by).map_err(failed)?;
     let dialled = visit.sandbox().dial(port, wait).await;
@@ -36,7 +38,8 @@ pub async fn dial(fleet: &Fleet, mut words: Streaming<proto::DialRequest>) -> An
         while let Ok(Some(word)) = words.message().await {
             match word.kind {
                 Some(dial_request::Kind::Data(data)) if to.write_all(&data).await.is_ok() => {}
-                Some(dial_request::Kind::Data(_) | dial_request::Kind::Eof(_) | dial_request::Kind::Start(_)) | None => {
+                Some(dial_request::Kind::Data(_) | dial_request::Kind::Eof(_) | dial_request::Kind::Start(_))
+                | None => {
                     break;
                 }
             }

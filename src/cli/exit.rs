@@ -13,8 +13,8 @@ Exit codes:
   6  refused: wrong state, no such thing, already there, not allowed
   7  something needed is not there: server, model endpoint, engine, host feature
  70  a bug of ours                         130  interrupted; a run can be resumed
-  `sandbox run` passes the command's own code; else 124 timed out, 125 no sandbox, 126 not executable, 127 not found,
-  137 out of memory or killed (said on stderr)";
+  `sandbox run`, `exec` and `attach` pass the command's own code; else 124 timed out, 125 no sandbox, 126 not
+  executable, 127 not found, 130 left, 137 out of memory or killed (said on stderr)";
 
 /// How a command ended, as its exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub enum Exit {
     Unavailable,
     /// 70: a bug of ours.
     Internal,
-    /// Of `sandbox run`: the command's own.
+    /// Of `sandbox run`, `exec`, `attach` and `run-code`: the command's own.
     Passed(u8),
 }
 
@@ -66,6 +66,8 @@ pub struct Error {
     pub message: String,
     /// What to do about it.
     pub hint: Option<String>,
+    /// The stable reason that a server gave.
+    pub reason: Option<String>,
 }
 
 impl Error {
@@ -74,6 +76,7 @@ impl Error {
             kind,
             message: message.into(),
             hint: None,
+            reason: None,
         }
     }
 
@@ -114,7 +117,7 @@ from_module!(
     crate::secret::Error,
     crate::workspace::Error,
     crate::run::Error,
-    crate::sandbox::workdir::Error,
+    crate::workdir::Error,
     crate::assembly::Error,
     crate::audit::Error,
     crate::task::FileError

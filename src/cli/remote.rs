@@ -1,8 +1,13 @@
 //! The way to a server.
 
+use std::time::Duration;
+
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+use tonic_types::StatusExt;
 
 use super::Error;
+use crate::api::proto::sandbox_service_client::SandboxServiceClient;
 use crate::api::proto::task_service_client::TaskServiceClient;
 use crate::error::Kind;
 
@@ -11,8 +16,21 @@ pub const DEFAULT: &str = "http://127.0.0.1:7070";
 /// Largest answer that is taken.
 const MAX_MESSAGE: usize = 64 << 20;
 
-/// Connects; `url` may leave out `http://`.
+/// How soon a connection is found to be dead on which nothing comes.
+const ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(20));
+
+/// The tasks of a server.
 pub async fn connect(url: &str) -> Result<TaskServiceClient<Channel>, Error> {
+    Ok(TaskServiceClient::new(channel(url).await?).max_decoding_message_size(MAX_MESSAGE))
+}
+
+/// The sandboxes of a server.
+pub async fn sandboxes(url: &str) -> Result<SandboxServiceClient<Channel>, Error> {
+    Ok(SandboxServiceClient::new(channel(url).await?).max_decoding_message_size(MAX_MESSAGE))
+}
+
+/// Connects; `url` may leave out `http://`.
+async fn channel(url: &str) -> Result<Channel, Error> {
     let full = if url.contains("://") {
         url.to_owned()
     } else {
@@ -20,20 +38,34 @@ pub async fn connect(url: &str) -> Result<TaskServiceClient<Channel>, Error> {
     };
     let endpoint = Endpoint::from_shared(full.clone())
         .map_err(|error| Error::new(Kind::Invalid, format!("`{url}` is not a server address: {error}")))?;
-    let channel = endpoint
-        .connect_timeout(std::time::Duration::from_secs(5))
+    endpoint
+        .connect_timeout(Duration::from_secs(5))
+        .http2_keep_alive_interval(ALIVE.0)
+        .keep_alive_timeout(ALIVE.1)
         .connect()
         .await
         .map_err(|error| {
             Error::of(Kind::Unavailable, &error)
                 .hint(format!("is a server running at {full}? start one with `exuvia serve`"))
-        })?;
-    Ok(TaskServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE))
+        })
 }
 
-impl From<tonic::Status> for Error {
-    fn from(status: tonic::Status) -> Self {
-        use tonic::Code;
+/// The stable reason of a refusal, where the server gave one.
+pub fn reason(status: &Status) -> Option<String> {
+    status.get_details_error_info().map(|info| info.reason)
+}
+
+/// What may help against a refusal.
+fn hint(status: &Status) -> Option<String> {
+    if let Some(wait) = status.get_details_retry_info().and_then(|info| info.retry_delay) {
+        return Some(format!("try again in {}", humantime::format_duration(wait)));
+    }
+    (status.code() == Code::Unimplemented)
+        .then(|| "the server is of another version, and does not know this call".to_owned())
+}
+
+impl From<Status> for Error {
+    fn from(status: Status) -> Self {
         let kind = match status.code() {
             Code::InvalidArgument | Code::OutOfRange => Kind::Invalid,
             Code::PermissionDenied | Code::Unauthenticated => Kind::Denied,
@@ -46,6 +78,11 @@ impl From<tonic::Status> for Error {
             Code::Unavailable => Kind::Unavailable,
             Code::Ok | Code::Unknown | Code::Unimplemented | Code::Internal | Code::DataLoss => Kind::Internal,
         };
-        Self::new(kind, status.message())
+        Self {
+            kind,
+            message: super::report::clean(status.message()),
+            hint: hint(&status),
+            reason: reason(&status),
+        }
     }
 }

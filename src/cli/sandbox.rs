@@ -1,37 +1,33 @@
-//! `exuvia sandbox run`: one command in a sandbox of its own.
+//! `exuvia sandbox …`: sandboxes without an agent.
 //!
-//! The command's output and exit code pass through unchanged. What else can end it is named on stderr and has a code of its
-//! own (`verdict`). What was made, run and removed is on the audit record, each before or as soon as it happens (`trail`);
-//! where that cannot be written nothing runs.
-//!
-//! ```text
-//! plan ─► open, reap ─► on record: created, started ─► exec ─► pass ─► close, on record: ended ─► destroyed
-//! ```
+//! `run` makes one here for a single command (`embedded`, with `plan`, `pass` and `trail`). All others ask a server for
+//! sandboxes that stay: `life` (create … kill), `exec` (over `stream`, `terminal`, `screen` and `input`), `copy`, `files`,
+//! `stats`, `forward`, `code`. How a command ended becomes an exit code in `verdict`, for both ways.
 
+mod code;
+mod copy;
+mod embedded;
+mod exec;
+mod files;
+mod forward;
+mod input;
+mod life;
 mod pass;
 mod plan;
+mod screen;
+mod show;
+mod stats;
+mod stream;
+mod terminal;
 mod trail;
 mod verdict;
 
-use std::ffi::OsString;
-use std::io::Write;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
+use tonic::transport::Channel;
 
-use clap::Subcommand;
-use serde_json::{Value, json};
+use super::{Context, Error, Exit, remote};
+use crate::api::proto::sandbox_service_client::SandboxServiceClient;
 
-use self::pass::{Interrupts, Passed};
-use self::plan::Plan;
-use self::trail::Trail;
-use self::verdict::Verdict;
-use super::{Context, Error, Exit};
-use crate::assembly::Parts;
-use crate::ids::SandboxId;
-use crate::sandbox::workdir::WorkDir;
-use crate::sandbox::disk::Volumes;
-use crate::sandbox::{BackendName, Cause, Ended, Error as SandboxError, ImageRef, Mount, Sandbox, identity};
+type Client = SandboxServiceClient<Channel>;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -39,261 +35,85 @@ pub struct Args {
     action: Action,
 }
 
-#[derive(Debug, Subcommand)]
-enum Action {
-    /// Run one command in a fresh sandbox, which ends with it.
-    #[command(after_help = NOTES)]
-    Run(Run),
-}
-
-const NOTES: &str = "\
-Output and exit code are the command's own; what else ended it is said on stderr:
-  124  its time was up                 126  it cannot be executed (or --workdir cannot be entered)
-  125  there is no sandbox             127  there is no such program
-  137  out of memory, or killed        128+N  it died of signal N
-
-The policy gives the isolation, limits, image and mounts. Its [tools] rules are for models: they
-do not apply here, where a person runs a command. What was run is on the audit record: `exuvia
-audit query`. With --json the last line of stdout, after the command's own output, is one JSON
-object.
-
-  exuvia sandbox run -- python3 -c 'print(6 * 7)'
-  exuvia sandbox run --policy strict --timeout 30s --stdin -- sh -s < untrusted.sh
-  exuvia sandbox run --mount-ro .:/src --workdir /src -- ls";
-
+/// What is asked of a server.
 #[derive(Debug, clap::Args)]
-struct Run {
-    /// Name or path of the policy.
-    #[arg(long, default_value = "default", value_name = "NAME|PATH")]
-    policy: String,
-    /// [default: the policy's; else `docker` for a `docker:` image, `oci` for others]
-    #[arg(long)]
-    backend: Option<BackendName>,
-    /// `host`, `rootfs:DIR`, `tar:FILE`, `docker:NAME`, or a path [default: the policy's].
-    #[arg(long, value_name = "IMG")]
-    image: Option<ImageRef>,
-    /// Show a directory or file read-only, at its own path or at TARGET; may be repeated.
-    #[arg(long, value_name = "DIR[:TARGET]", value_parser = plan::mount)]
-    mount_ro: Vec<Mount>,
-    /// Pass standard input on; without it the command reads nothing.
-    #[arg(long)]
-    stdin: bool,
-    /// Kill the command after this long: `30s`, `5m` [default: the policy's `wall_time`, which is also the most].
-    #[arg(long, value_name = "TIME", value_parser = super::duration)]
-    timeout: Option<Duration>,
-    /// Set a variable; may be repeated. Nothing else of your environment goes in.
-    #[arg(long, value_name = "NAME=VALUE", value_parser = plan::variable)]
-    env: Vec<(String, String)>,
-    /// Where the command starts [default: /workspace, which is empty].
-    #[arg(long, value_name = "DIR")]
-    workdir: Option<PathBuf>,
-    /// The command and its arguments.
-    #[arg(last = true, required = true)]
-    command: Vec<OsString>,
+struct At<T: clap::Args> {
+    #[command(flatten)]
+    what: T,
+    /// The server.
+    #[arg(long, env = "EXUVIA_SERVER", default_value = remote::DEFAULT, value_name = "URL")]
+    server: String,
 }
 
-/// How long the sandbox may take to end by itself once its command has.
-const GRACE: Duration = Duration::ZERO;
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    /// Run one command in a fresh sandbox, which ends with it; needs no server.
+    #[command(after_help = embedded::NOTES)]
+    Run(Box<embedded::Run>),
+    /// Make a sandbox on a server; prints its id.
+    Create(Box<At<life::Create>>),
+    /// Show a sandbox.
+    Get(At<life::One>),
+    /// List sandboxes, newest first.
+    List(At<life::List>),
+    /// Set when it expires: so long from now.
+    Renew(At<life::Renew>),
+    /// Freeze its processes; time limits go on.
+    Pause(At<life::One>),
+    /// Let its processes go on.
+    Resume(At<life::One>),
+    /// Keep its workspace as it is now; prints the tree, which `create --workspace` takes.
+    Snapshot(At<life::Snapshot>),
+    /// End sandboxes; one that has ended already is no error.
+    Kill(At<life::Kill>),
+    /// Run a command in a sandbox.
+    #[command(after_help = exec::NOTES)]
+    Exec(Box<At<exec::Exec>>),
+    /// Go on with a command that runs or has ended lately: its output from an offset, then what it does.
+    Attach(At<exec::Attach>),
+    /// List the commands of a sandbox: those that run, and those that ended lately.
+    Ps(At<exec::Ps>),
+    /// Send a signal to a command.
+    Signal(At<exec::Signal>),
+    /// Copy files into a sandbox or out of it.
+    #[command(after_help = copy::NOTES)]
+    Cp(At<copy::Copy>),
+    /// List files.
+    Ls(At<files::Ls>),
+    /// Tell changes below a directory as they happen.
+    Watch(At<files::Watch>),
+    /// What it uses, and of how much.
+    Stats(At<stats::Stats>),
+    /// Listen here, and pass connections on to a port inside.
+    PortForward(At<forward::Forward>),
+    /// Run code in a language kernel.
+    RunCode(At<code::RunCode>),
+    /// The language kernels that keep state between `run-code` calls.
+    #[command(subcommand)]
+    Context(code::Contexts),
+}
 
 pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
-    let Action::Run(run) = args.action;
-    let report = match Session::open(run, context).await {
-        Ok(session) => session.run().await,
-        Err(error) => Report::none(&error),
-    };
-    Ok(report.give(context.json))
-}
-
-/// A sandbox that is up, and what is to be run in it.
-struct Session {
-    plan: Plan,
-    trail: Trail,
-    sandbox: Sandbox,
-    directory: WorkDir,
-    /// Given back when the sandbox is gone.
-    _claim: identity::Claim,
-    interrupts: Interrupts,
-}
-
-impl Session {
-    async fn open(run: Run, context: &Context) -> Result<Self, Error> {
-        // First of all: a signal that comes while the sandbox is being made must not leave it behind.
-        let interrupts = Interrupts::listen()?;
-        let parts = Parts::open(&context.data_dir).await?;
-        let plan = Plan::new(run, &context.data_dir)?;
-        let backend = parts.backends.get(plan.backend).await?;
-        plan.check(&backend.capabilities())?;
-        let claim = identity::Claim::take(&context.data_dir)?;
-        let id = SandboxId::random();
-        let trail = Trail::new(&parts, &id);
-        let directory = tokio::task::block_in_place(|| {
-            let (volumes, owner) = (Volumes::new(&context.data_dir), claim.identity().host_uid());
-            WorkDir::open(&context.data_dir, id.as_str(), &volumes, plan.policy.limits(), owner)
-        })?;
-        let spec = plan.spec(id, claim.identity(), directory.workspace());
-        // What killed ones left goes meanwhile; only this backend is looked at.
-        let reaped = [plan.backend];
-        let (opened, _) = tokio::join!(
-            Sandbox::open(Arc::clone(&backend), spec, plan.filter.clone()),
-            parts.reap(&reaped)
-        );
-        let sandbox = match opened {
-            Ok(sandbox) => sandbox,
-            Err(error) => {
-                directory.remove();
-                return Err(error.into());
-            }
-        };
-        Ok(Self {
-            sandbox,
-            directory,
-            plan,
-            trail,
-            _claim: claim,
-            interrupts,
-        })
+    match args.action {
+        Action::Run(run) => embedded::run(*run, context).await,
+        Action::Create(at) => life::create(at.what, &at.server, context).await,
+        Action::Get(at) => life::get(at.what, &at.server, context).await,
+        Action::List(at) => life::list(at.what, &at.server, context).await,
+        Action::Renew(at) => life::renew(at.what, &at.server, context).await,
+        Action::Pause(at) => life::pause(at.what, &at.server, context).await,
+        Action::Resume(at) => life::resume(at.what, &at.server, context).await,
+        Action::Snapshot(at) => life::snapshot(at.what, &at.server, context).await,
+        Action::Kill(at) => life::kill(at.what, &at.server, context).await,
+        Action::Exec(at) => exec::exec(at.what, &at.server, context).await,
+        Action::Attach(at) => exec::attach(at.what, &at.server, context).await,
+        Action::Ps(at) => exec::ps(at.what, &at.server, context).await,
+        Action::Signal(at) => exec::signal(at.what, &at.server, context).await,
+        Action::Cp(at) => copy::copy(at.what, &at.server, context).await,
+        Action::Ls(at) => files::ls(at.what, &at.server, context).await,
+        Action::Watch(at) => files::watch(at.what, &at.server, context).await,
+        Action::Stats(at) => stats::stats(at.what, &at.server, context).await,
+        Action::PortForward(at) => forward::forward(at.what, &at.server, context).await,
+        Action::RunCode(at) => code::run_code(at.what, &at.server, context).await,
+        Action::Context(contexts) => code::contexts(contexts, context).await,
     }
-
-    async fn run(self) -> Report {
-        let Self {
-            plan,
-            trail,
-            sandbox,
-            directory,
-            _claim,
-            interrupts,
-        } = self;
-        let recorded = trail.starting(&plan, sandbox.handle()).await;
-        let (end, details) = match recorded {
-            Err(error) => (End::none(&error), json!({ "reason": error.message })),
-            Ok(()) => in_sandbox(&plan, &sandbox, interrupts).await,
-        };
-        let (closed, ended) = tokio::join!(sandbox.close(GRACE), trail.ended(&plan, end.outcome, details.clone()));
-        // One that could not be removed may still write there: the next start sweeps both.
-        if closed.is_ok() {
-            directory.remove();
-        }
-        let destroyed = trail.destroyed(closed.as_ref().err()).await;
-        let failures = [closed.map_err(Error::from).err(), ended.err(), destroyed.err()];
-        let object = json!({ "sandbox_id": sandbox.id(), "backend": plan.backend, "policy": plan.policy.name(),
-            "policy_hash": plan.policy.hash() });
-        Report {
-            verdict: end.verdict,
-            failures: failures.into_iter().flatten().collect(),
-            object: merged(object, details),
-            passed: end.passed,
-        }
-    }
-}
-
-/// How it went with the command.
-struct End {
-    verdict: Verdict,
-    /// For the record.
-    outcome: &'static str,
-    passed: Passed,
-}
-
-impl End {
-    fn none(error: &Error) -> Self {
-        Self {
-            verdict: Verdict::no_sandbox(error),
-            outcome: "not_started",
-            passed: Passed::default(),
-        }
-    }
-}
-
-/// Runs the command to its end.
-async fn in_sandbox(plan: &Plan, sandbox: &Sandbox, interrupts: Interrupts) -> (End, Value) {
-    let mut exec = match sandbox.exec(plan.command.clone()).await {
-        Ok(exec) => exec,
-        Err(error) => {
-            let verdict = match &error {
-                SandboxError::NotStarted { code, message } => Verdict::not_started(code, message),
-                _ => Verdict::no_sandbox(&Error::from(error)),
-            };
-            let details = json!({ "cause": { "type": "not_started" }, "reason": verdict.said });
-            let end = End {
-                verdict,
-                outcome: "not_started",
-                passed: Passed::default(),
-            };
-            return (end, details);
-        }
-    };
-    let passed = pass::pass(&mut exec, plan.stdin, interrupts).await;
-    let ended = exec.ended().await;
-    let peak = sandbox.usage().await.ok().map(|usage| usage.memory_peak_bytes);
-    let verdict = match &ended.cause {
-        Cause::Killed { by } if by != pass::READER_GONE => Verdict::of(&ended.cause),
-        _ if passed.is_cut => Verdict::output_closed(),
-        cause => Verdict::of(cause),
-    };
-    let details = details(&ended, peak, &passed);
-    let end = End {
-        verdict,
-        outcome: "ok",
-        passed,
-    };
-    (end, details)
-}
-
-fn details(ended: &Ended, peak: Option<u64>, passed: &Passed) -> Value {
-    let mut details = json!({ "cause": ended.cause, "duration_ms": ended.duration.as_millis() as u64,
-        "cpu_ms": ended.cpu.as_millis() as u64, "max_rss_bytes": ended.max_rss_bytes, "memory_peak_bytes": peak,
-        "killed_descendants": ended.killed_descendants, "stdout_bytes": passed.stdout_bytes,
-        "stderr_bytes": passed.stderr_bytes });
-    if let Some(unknown) = &ended.unknown {
-        details["unknown"] = unknown.as_str().into();
-    }
-    details
-}
-
-/// What is said and given at the end.
-struct Report {
-    verdict: Verdict,
-    /// What went wrong around the command, as with its clean-up.
-    failures: Vec<Error>,
-    object: Value,
-    passed: Passed,
-}
-
-impl Report {
-    fn none(error: &Error) -> Self {
-        Self {
-            verdict: Verdict::no_sandbox(error),
-            failures: Vec::new(),
-            object: json!({ "error": { "kind": error.kind, "message": error.message, "hint": error.hint } }),
-            passed: Passed::default(),
-        }
-    }
-
-    /// Says it, and gives the exit code.
-    fn give(self, as_json: bool) -> Exit {
-        // Nobody may be reading any more: nothing here can fail for that.
-        let mut stderr = std::io::stderr();
-        let said = self.verdict.said.iter().cloned();
-        for text in said.chain(self.failures.iter().map(|error| error.message.clone())) {
-            let _ = writeln!(stderr, "exuvia: {text}");
-        }
-        let code = match (self.verdict.code, self.failures.is_empty()) {
-            // The command went well, but what was around it did not.
-            (0, false) => verdict::NO_SANDBOX,
-            (code, _) => code,
-        };
-        if as_json {
-            let object = merged(self.object, json!({ "exit_code": code }));
-            let separator = if self.passed.is_mid_line { "\n" } else { "" };
-            let _ = writeln!(std::io::stdout(), "{separator}{object}");
-        }
-        Exit::Passed(code)
-    }
-}
-
-fn merged(mut object: Value, more: Value) -> Value {
-    if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
-        object.extend(more);
-    }
-    object
 }

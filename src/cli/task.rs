@@ -200,7 +200,7 @@ async fn submit(mut client: Client, submit: Submit, context: &Context) -> Result
 }
 
 /// Sends a directory as a tar stream; gives its address.
-async fn upload(client: &mut Client, directory: &Path) -> Result<proto::UploadWorkspaceResponse, Error> {
+pub(super) async fn upload(client: &mut Client, directory: &Path) -> Result<proto::UploadWorkspaceResponse, Error> {
     let failed = Arc::new(Mutex::new(None));
     let failure = Arc::clone(&failed);
     let parts = crate::workspace::pack(directory)

@@ -8,7 +8,7 @@ use super::state::{Cause, Denied, End};
 use crate::error::Kind;
 use crate::ids::{ExecId, SandboxId};
 use crate::sandbox::Isolation;
-use crate::{policy, sandbox, workspace};
+use crate::{policy, sandbox, workdir, workspace};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -51,9 +51,9 @@ pub enum Error {
     #[error(transparent)]
     Sandbox(#[from] sandbox::Error),
     #[error(transparent)]
-    Directory(#[from] sandbox::workdir::Error),
-    #[error(transparent)]
     Workspace(#[from] workspace::Error),
+    #[error(transparent)]
+    Directory(#[from] workdir::Error),
     #[error("no {what} `{id}`")]
     NoWorkspace { what: &'static str, id: String },
     #[error("no system-call filter for this host")]
@@ -95,8 +95,8 @@ impl Error {
                 _ => Kind::Invalid,
             },
             Self::Sandbox(error) => error.kind(),
-            Self::Directory(error) => error.kind(),
             Self::Workspace(error) => error.kind(),
+            Self::Directory(error) => error.kind(),
             Self::OffRecord | Self::Stopping => Kind::Unavailable,
             Self::Lease { .. } => Kind::Internal,
         }
@@ -123,8 +123,9 @@ impl Error {
             Self::ExecEnded(_) => "EXEC_ENDED",
             Self::Create(error) => error.reason(),
             Self::Sandbox(error) => of_sandbox(error),
-            Self::Directory(_) => "DISK",
             Self::Workspace(_) => "WORKSPACE",
+            Self::Directory(workdir::Error::Disk(_)) => "DISK",
+            Self::Directory(workdir::Error::Directory { .. }) => "INTERNAL",
             Self::NoWorkspace { .. } => "WORKSPACE_NOT_FOUND",
             Self::OffRecord => "OFF_RECORD",
             Self::Lease { .. } => "INTERNAL",

@@ -26,6 +26,7 @@ pub(super) struct Lease {
     pub format_version: u32,
     pub backend: BackendName,
     pub spec: Spec,
+    /// The filter that its commands get.
     pub seccomp: Profile,
     pub policy_name: String,
     pub policy_hash: String,

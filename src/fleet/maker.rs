@@ -10,8 +10,8 @@ use super::lease::Lease;
 use crate::ids::SandboxId;
 use crate::sandbox::backend::Backends;
 use crate::sandbox::disk::Volumes;
-use crate::sandbox::workdir::WorkDir;
 use crate::sandbox::{self, Life, Sandbox, Spec, identity, seccomp};
+use crate::workdir::WorkDir;
 use crate::workspace::{self, Index, Pool, Revision};
 
 /// How long the guest of an earlier server's sandbox may take to answer.

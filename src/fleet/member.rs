@@ -13,7 +13,7 @@ use super::service::OnShutdown;
 use super::state::{Denied, End, State};
 use crate::clock::{Clock, Timestamp};
 use crate::ids::SandboxId;
-use crate::sandbox::workdir::WorkDir;
+use crate::workdir::WorkDir;
 use crate::sandbox::{BackendName, ImageRef, Isolation, Limits, Sandbox};
 use crate::workspace::Revision;
 

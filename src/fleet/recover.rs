@@ -16,7 +16,7 @@ use super::trail::Ids;
 use crate::error::chain;
 use crate::ids::SandboxId;
 use crate::sandbox::BackendName;
-use crate::sandbox::workdir::WorkDir;
+use crate::workdir::WorkDir;
 
 /// Sandboxes that are looked at side by side.
 const SIDE_BY_SIDE: usize = 16;

@@ -459,6 +459,8 @@ impl<'a> Session<'a> {
                     peer.outbox.push(event::Kind::Fault(fault))?;
                     return peer.flush();
                 }
+                // What the one before had sent still counts.
+                let _ = self.take_input();
                 if let Some(mut old) = self.peer.take() {
                     let _ = old.outbox.push(event::Kind::Superseded(wire::Superseded {}));
                     let _ = old.flush();

@@ -18,12 +18,12 @@ use crate::ids::SandboxId;
 use crate::policy::Policy;
 use crate::sandbox::backend::Backends;
 use crate::sandbox::disk::{self, Volumes};
-use crate::sandbox::workdir::{self, WorkDir};
 use crate::sandbox::{self, BackendName, Identity, ImageRef, Isolation, Limits, Sandbox, Spec, identity, seccomp};
 use crate::store::{self, RunRecord, Store};
 use crate::task::Task;
 use crate::tool::registry::Registry;
 use crate::tool::{self, ToolResult};
+use crate::workdir::{self, WorkDir};
 use crate::workspace::{self, BlobId, Index, Pool, Revision};
 
 /// How long a sandbox's processes have to end by themselves when it is closed.

@@ -14,15 +14,16 @@ pub mod exec;
 pub mod files;
 pub mod identity;
 pub mod image;
+pub mod kernel;
 mod life;
 mod mountinfo;
 pub mod reconcile;
 pub mod seccomp;
 pub mod session;
 mod spec;
+pub mod strays;
 pub mod verify;
 pub mod walls;
-pub mod workdir;
 
 pub use backend::{Backend, Capabilities, Handle, Owned};
 pub use exec::{

@@ -29,6 +29,11 @@ impl Done {
         serde_json::from_str(last).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
+    /// Of a call that has to end with `code`, whatever it prints.
+    pub fn ended_plain(&self, code: i32) {
+        assert_eq!(self.code, code, "{self:?}");
+    }
+
     /// As `json`, of a call that has to end with `code`.
     pub fn ended(&self, code: i32) -> Value {
         assert_eq!(self.code, code, "{self:?}");
@@ -104,6 +109,21 @@ impl Desk {
             .env_remove("EXUVIA_SERVER")
             .env("USER", "grace")
             .env_remove("SUDO_USER")
+            .current_dir(self.path())
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// The program with nothing but these words.
+    pub fn plain(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(EXUVIA);
+        command
+            .args(words)
+            .env_remove("EXUVIA_MODEL")
+            .env_remove("EXUVIA_SERVER")
+            .env_remove("SUDO_USER")
+            .env("EXUVIA_DATA_DIR", self.data())
+            .env("USER", "grace")
             .current_dir(self.path())
             .stdin(Stdio::null());
         command

@@ -10,4 +10,6 @@ mod audit;
 mod bad;
 mod desk;
 mod run;
+mod sandbox;
+mod served;
 mod task;

@@ -1,41 +1,10 @@
 //! `exuvia task …` against a server.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
-
 use serde_json::{Value, json};
 
 use crate::desk::Desk;
+use crate::served::Served;
 use crate::support::script::Script;
-
-struct Served {
-    child: Child,
-    url: String,
-}
-
-impl Served {
-    fn start(desk: &Desk) -> Self {
-        let mut child = desk
-            .command(&["serve", "--listen", "127.0.0.1:0"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut hello = String::new();
-        BufReader::new(child.stdout.take().unwrap())
-            .read_line(&mut hello)
-            .unwrap();
-        let hello: Value = serde_json::from_str(&hello).unwrap();
-        let url = format!("http://{}", hello["listening"].as_str().unwrap());
-        Self { child, url }
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
 
 #[test]
 fn a_task_file_goes_to_a_server_and_its_results_come_back() {

@@ -7,9 +7,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use exuvia::ids::SandboxId;
-use exuvia::sandbox::workdir;
 use exuvia::sandbox::backend::oci::Oci;
 use exuvia::sandbox::{Backend, ImageRef, Limits, Mount, Spec, reconcile};
+use exuvia::workdir;
 
 use crate::support::{Bench, PROGRAM, no_zombies_stay, sh, traces};
 
@@ -48,7 +48,7 @@ async fn a_step_that_fails_leaves_nothing() {
         let error = bench.backend.create(&spec).await.expect_err(what);
         assert_eq!(bench.traces(&spec.id), Vec::<String>::new(), "{what}: {error}");
     }
-    // The kernel ends or refuses the launcher and what it forks, each time a little later.
+    // The kernel ends or refuses what the forge forks, each time a little later.
     let mut made = 0;
     for (memory_bytes, pids) in (0..24)
         .map(|n| (64 << 10 << (n / 2), 64))
@@ -227,7 +227,7 @@ async fn what_a_killed_server_leaves_is_reaped_by_the_next() {
         let backend = Oci::new(data.path()).unwrap();
         reconcile::reap(&backend, |_| false).await.unwrap();
         workdir::sweep(data.path(), |_| false).unwrap();
-        // A launcher that was still starting may look for its group only now.
+        // A child of the forge that was still starting may look for its group only now.
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(sandboxes(data.path()), Vec::<String>::new(), "killed after {ms} ms");
         for id in left {

@@ -3,7 +3,7 @@
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use super::Run;
+use super::embedded::Run;
 use crate::cli::Error;
 use crate::error::Kind;
 use crate::ids::SandboxId;

@@ -1,6 +1,9 @@
 //! Exit codes of `sandbox run`, and what is said about an end that was not the command's own.
 
+use super::show;
+use crate::api::proto;
 use crate::cli::Error;
+use crate::cli::report::clean_line;
 use crate::policy::quantity::show_duration;
 use crate::sandbox::Cause;
 
@@ -8,6 +11,8 @@ const TIMED_OUT: u8 = 124;
 pub(super) const NO_SANDBOX: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
+/// As by Ctrl-C.
+const LEFT: u8 = 130;
 const KILLED: u8 = 137;
 /// As a program has that wrote to a closed pipe.
 const OUTPUT_CLOSED: u8 = 141;
@@ -32,6 +37,45 @@ impl Verdict {
         Self::said(NO_SANDBOX, format!("no sandbox: {}{hint}", error.message))
     }
 
+    /// A command that a server did not start.
+    pub fn refused(error: &Error) -> Self {
+        let reason = error.reason.as_deref().map(str::to_ascii_uppercase);
+        match reason.as_deref() {
+            Some("PROGRAM_NOT_FOUND") => Self::said(NOT_FOUND, error.message.clone()),
+            // The command was not run, though the sandbox is there.
+            Some("PROGRAM_NOT_EXECUTABLE" | "CWD_NOT_FOUND" | "USER_NOT_FOUND" | "LIMIT") => {
+                Self::said(NOT_EXECUTABLE, error.message.clone())
+            }
+            Some(_) | None => Self::no_answer(error),
+        }
+    }
+
+    /// The server, or the way to it, failed.
+    pub fn no_answer(error: &Error) -> Self {
+        let hint = error.hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
+        Self::said(NO_SANDBOX, format!("{}{hint}", error.message))
+    }
+
+    /// Code that was run by a kernel.
+    pub fn code(code: u8, said: Option<&str>) -> Self {
+        Self {
+            code,
+            said: said.map(str::to_owned),
+        }
+    }
+
+    /// A kernel that ended, which is never what was asked of it.
+    pub fn kernel(ended: &proto::ExecEnded) -> Self {
+        let Self { code, said } = Self::ended(ended);
+        let said = said.unwrap_or_else(|| format!("it exited with {code}"));
+        Self::said(if code == 0 { 1 } else { code }, format!("the kernel ended: {said}"))
+    }
+
+    /// The person left it.
+    pub fn left() -> Self {
+        Self::said(LEFT, "left the command")
+    }
+
     /// `code` as in guest.proto.
     pub fn not_started(code: &str, message: &str) -> Self {
         match code {
@@ -49,16 +93,49 @@ impl Verdict {
         }
     }
 
+    /// How a command on a server ended.
+    pub fn ended(ended: &proto::ExecEnded) -> Self {
+        use proto::exec_ended::Cause;
+        let gone = |what: &str| Self::said(NO_SANDBOX, format!("the sandbox is gone: {what}{}", why(ended)));
+        let sizes = || {
+            let size = |bytes: Option<u64>| bytes.map_or("unknown".to_owned(), show::size);
+            format!("limit {}, peak {}", size(ended.limit), size(ended.peak))
+        };
+        match ended.cause() {
+            Cause::Exited => Self {
+                code: (ended.exit_code() & 0xff) as u8,
+                said: None,
+            },
+            Cause::Signalled => Self::signalled(ended.signal()),
+            Cause::TimedOut => {
+                let after = std::time::Duration::from_millis(ended.limit());
+                Self::said(TIMED_OUT, format!("timed out after {}", show_duration(after)))
+            }
+            Cause::OutOfMemory => Self::said(KILLED, format!("out of memory: {}", sizes())),
+            Cause::Killed => Self::said(KILLED, format!("killed{}", why(ended))),
+            Cause::Disconnected => Self::said(KILLED, "ended with the connection that it was started over"),
+            Cause::SandboxKilled => gone("killed"),
+            Cause::SandboxExpired => gone("its time to live was up"),
+            Cause::SandboxIdle => gone("it was idle for too long"),
+            Cause::SandboxOutOfMemory => gone(&format!("out of memory, {}", sizes())),
+            Cause::SandboxLost => gone("lost"),
+            Cause::SandboxShutdown => gone("the server shut down"),
+            Cause::Unspecified => Self::said(NO_SANDBOX, "it ended in a way that this program does not know"),
+        }
+    }
+
+    fn signalled(signal: i32) -> Self {
+        let code = 128 + (signal & 0x7f) as u8;
+        Self::said(code, format!("died of signal {signal}{}", name(signal)))
+    }
+
     pub fn of(cause: &Cause) -> Self {
         match cause {
             Cause::Exited { code } => Self {
                 code: (*code & 0xff) as u8,
                 said: None,
             },
-            Cause::Signalled { signal } => {
-                let code = 128 + (*signal & 0x7f) as u8;
-                Self::said(code, format!("died of signal {signal}{}", name(*signal)))
-            }
+            Cause::Signalled { signal } => Self::signalled(*signal),
             Cause::TimedOut { after_ms } => {
                 let after = std::time::Duration::from_millis(*after_ms);
                 Self::said(TIMED_OUT, format!("timed out after {}", show_duration(after)))
@@ -69,8 +146,8 @@ impl Verdict {
             } => {
                 let text = format!(
                     "out of memory: limit {}, peak {}",
-                    size(*limit_bytes),
-                    size(*peak_bytes)
+                    show::size(*limit_bytes),
+                    show::size(*peak_bytes)
                 );
                 Self::said(KILLED, text)
             }
@@ -95,13 +172,48 @@ fn name(signal: i32) -> String {
         .unwrap_or_default()
 }
 
-fn size(bytes: u64) -> String {
-    const MIB: u64 = 1 << 20;
-    if bytes.is_multiple_of(MIB) {
-        format!("{} MiB", bytes / MIB)
+/// By whom and why, where that is told.
+fn why(ended: &proto::ExecEnded) -> String {
+    let by = if ended.by.is_empty() {
+        String::new()
     } else {
-        format!("{:.1} MiB", bytes as f64 / MIB as f64)
+        format!(" by {}", ended.by)
+    };
+    let reason = if ended.reason.is_empty() {
+        String::new()
+    } else {
+        format!(": {}", ended.reason)
+    };
+    clean_line(&(by + &reason))
+}
+
+/// What the kernel refused meanwhile: the command itself may have said nothing of it.
+pub(super) fn pressure(ended: &proto::ExecEnded) -> Vec<String> {
+    use proto::exec_ended::Cause;
+    let proto::ExecPressure {
+        oom_kills,
+        forks_refused,
+        pids_limit,
+        disk_full,
+        disk_limit_bytes,
+    } = ended.pressure.unwrap_or_default();
+    let mut said = Vec::new();
+    let is_told = matches!(ended.cause(), Cause::OutOfMemory | Cause::SandboxOutOfMemory);
+    if oom_kills > 0 && !is_told {
+        said.push(format!("{oom_kills} of its processes ended for lack of memory"));
     }
+    if forks_refused > 0 {
+        said.push(format!(
+            "{forks_refused} new processes were refused: the limit is {pids_limit}"
+        ));
+    }
+    if disk_full {
+        said.push(match disk_limit_bytes {
+            0 => "the workspace is full".to_owned(),
+            limit => format!("the workspace is full: the limit is {}", show::size(limit)),
+        });
+    }
+    said
 }
 
 #[cfg(test)]
@@ -109,12 +221,100 @@ mod tests {
     use super::*;
 
     #[test]
+    fn each_end_on_a_server_has_its_code_and_its_words() {
+        use proto::exec_ended::Cause as C;
+        let of = |cause: C, edit: fn(&mut proto::ExecEnded)| {
+            let mut ended = proto::ExecEnded {
+                cause: cause.into(),
+                ..Default::default()
+            };
+            edit(&mut ended);
+            let verdict = Verdict::ended(&ended);
+            (verdict.code, verdict.said.unwrap_or_default())
+        };
+        let memory = |ended: &mut proto::ExecEnded| {
+            (ended.limit, ended.peak) = (Some(64 << 20), Some(64 << 20));
+        };
+        let by = |ended: &mut proto::ExecEnded| (ended.by, ended.reason) = ("ada".into(), "en\u{1b}ough".into());
+        for (told, code, said) in [
+            (of(C::Exited, |ended| ended.exit_code = Some(255)), 255, ""),
+            (
+                of(C::Signalled, |ended| ended.signal = Some(11)),
+                139,
+                "died of signal 11 (SIGSEGV)",
+            ),
+            (
+                of(C::TimedOut, |ended| ended.limit = Some(5_000)),
+                124,
+                "timed out after 5s",
+            ),
+            (
+                of(C::OutOfMemory, memory),
+                137,
+                "out of memory: limit 64 MiB, peak 64 MiB",
+            ),
+            (of(C::Killed, by), 137, "killed by ada: en\u{fffd}ough"),
+            (
+                of(C::Disconnected, |_| {}),
+                137,
+                "ended with the connection that it was started over",
+            ),
+            (
+                of(C::SandboxKilled, by),
+                125,
+                "the sandbox is gone: killed by ada: en\u{fffd}ough",
+            ),
+            (
+                of(C::SandboxExpired, |_| {}),
+                125,
+                "the sandbox is gone: its time to live was up",
+            ),
+            (
+                of(C::SandboxOutOfMemory, memory),
+                125,
+                "the sandbox is gone: out of memory, limit 64 MiB, peak 64 MiB",
+            ),
+        ] {
+            assert_eq!(told, words(code, said));
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_refused_is_told() {
+        let pressed = proto::ExecPressure {
+            oom_kills: 1,
+            forks_refused: 12,
+            pids_limit: 64,
+            disk_full: true,
+            disk_limit_bytes: 1 << 30,
+        };
+        let mut ended = proto::ExecEnded {
+            cause: proto::exec_ended::Cause::Exited.into(),
+            pressure: Some(pressed),
+            ..Default::default()
+        };
+        let all = [
+            "1 of its processes ended for lack of memory",
+            "12 new processes were refused: the limit is 64",
+            "the workspace is full: the limit is 1 GiB",
+        ];
+        assert_eq!(pressure(&ended), all);
+        // Told already by how it ended.
+        ended.cause = proto::exec_ended::Cause::OutOfMemory.into();
+        assert_eq!(pressure(&ended), all[1..]);
+        assert_eq!(pressure(&proto::ExecEnded::default()), [""; 0]);
+    }
+
+    fn words(code: u8, text: &str) -> (u8, String) {
+        (code, text.to_owned())
+    }
+
+    #[test]
     fn each_end_has_its_code_and_its_words() {
         let of = |cause: Cause| {
             let verdict = Verdict::of(&cause);
             (verdict.code, verdict.said.unwrap_or_default())
         };
-        let words = |code: u8, text: &str| (code, text.to_owned());
         assert_eq!(of(Cause::Exited { code: 0 }), words(0, ""));
         assert_eq!(of(Cause::Exited { code: 255 }), words(255, ""));
         assert_eq!(

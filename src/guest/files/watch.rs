@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, fstat};
 
 use super::walk::{self, Go};
 use super::{Done, Fail, Plane, Replies, Stop, file_type};
@@ -25,14 +25,28 @@ const DIRECTORY: OFlag = OFlag::O_RDONLY
     .union(OFlag::O_NONBLOCK)
     .union(OFlag::O_CLOEXEC);
 
+/// Milliseconds that a directory which left its place may take to turn up elsewhere; the kernel tells of both together.
+const ELSEWHERE: u8 = 20;
+
+const ROOT: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_NONBLOCK);
+
+fn identity(directory: &OwnedFd) -> nix::Result<(u64, u64)> {
+    fstat(directory).map(|stat| (stat.st_dev, stat.st_ino))
+}
+
 struct Watching<'r, 'f> {
     inotify: Inotify,
     recursive: bool,
-    root: OwnedFd,
+    plane: &'r Plane,
+    /// The watched directory. It is not kept open: its end would not come then.
+    path: &'r [u8],
+    root: (u64, u64),
     root_watch: Option<WatchDescriptor>,
     /// The path of each watched directory, relative to the root.
     paths: HashMap<WatchDescriptor, Vec<u8>>,
     reply: &'r mut Replies<'f>,
+    /// A directory that has just left its place, and the number that ties it to where it turns up.
+    leaving: Option<(u32, Vec<u8>)>,
 }
 
 impl Plane {
@@ -44,19 +58,22 @@ impl Plane {
         reply: &mut Replies<'_>,
     ) -> Result<Done, Stop> {
         let fail = |errno| Fail::of(&watch.path, errno);
-        let root = self.open(&watch.path, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NONBLOCK)?;
+        let root = self.open(&watch.path, ROOT)?;
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).map_err(fail)?;
         let mut watching = Watching {
             inotify,
             recursive: watch.recursive,
-            root,
+            plane: self,
+            path: &watch.path,
+            root: identity(&root).map_err(fail)?,
             root_watch: None,
             paths: HashMap::new(),
             reply,
+            leaving: None,
         };
-        let root = watching.root.try_clone()?;
         watching.root_watch = Some(watching.add(root.as_fd(), Vec::new()).map_err(fail)?);
         watching.add_below(&root, &[], None)?;
+        drop(root);
         watching.tell(Type::Unspecified, Vec::new(), false)?;
         watching.go_on(host)?;
         Ok(Done::default())
@@ -132,7 +149,12 @@ impl Watching<'_, '_> {
                 PollFd::new(self.inotify.as_fd(), PollFlags::POLLIN),
                 PollFd::new(host, PollFlags::POLLIN),
             ];
-            match poll(&mut fds, PollTimeout::NONE) {
+            let timeout = self.leaving.as_ref().map_or(PollTimeout::NONE, |_| ELSEWHERE.into());
+            match poll(&mut fds, timeout) {
+                Ok(0) => {
+                    self.settle(None);
+                    continue;
+                }
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(io::Error::from(errno).into()),
             }
@@ -155,6 +177,11 @@ impl Watching<'_, '_> {
 
     fn hear(&mut self, event: &InotifyEvent) -> Result<(), Stop> {
         let is = |flag| event.mask.contains(flag);
+        let arrives =
+            is(AddWatchFlags::IN_MOVED_TO) && self.leaving.as_ref().is_some_and(|(tie, _)| *tie == event.cookie);
+        if !arrives {
+            self.settle(None);
+        }
         if is(AddWatchFlags::IN_Q_OVERFLOW) {
             self.tell(Type::Lost, Vec::new(), false)?;
             return Ok(());
@@ -187,8 +214,9 @@ impl Watching<'_, '_> {
         if is_directory && self.recursive {
             match kind {
                 Type::Created => self.appear(&path, Some(Type::Created))?,
+                Type::MovedTo if arrives => self.settle(Some(&path)),
                 Type::MovedTo => self.appear(&path, None)?,
-                Type::MovedFrom => self.disappear(&path),
+                Type::MovedFrom => self.leaving = Some((event.cookie, path)),
                 Type::Removed | Type::Modified | Type::Attributes | Type::Lost | Type::Unspecified => {}
             }
         }
@@ -201,8 +229,14 @@ impl Watching<'_, '_> {
             .flags(DIRECTORY)
             .resolve(nix::fcntl::ResolveFlag::RESOLVE_BENEATH | nix::fcntl::ResolveFlag::RESOLVE_NO_SYMLINKS);
         let name = std::ffi::OsStr::from_bytes(path);
-        let opened = match nix::fcntl::openat2(&self.root, name, how) {
-            Err(Errno::ENOSYS) => openat(&self.root, name, DIRECTORY, Mode::empty()),
+        // By its name again, which must still mean the same directory.
+        let root = self.plane.open(self.path, ROOT).ok();
+        let Some(root) = root.filter(|root| identity(root) == Ok(self.root)) else {
+            self.tell(Type::Lost, path.to_vec(), true)?;
+            return Ok(());
+        };
+        let opened = match nix::fcntl::openat2(&root, name, how) {
+            Err(Errno::ENOSYS) => openat(&root, name, DIRECTORY, Mode::empty()),
             result => result,
         };
         let Ok(directory) = opened else {
@@ -216,23 +250,30 @@ impl Watching<'_, '_> {
         self.add_below(&directory, path, found)
     }
 
-    /// A directory has left: nothing below it is told of any more.
-    fn disappear(&mut self, path: &[u8]) {
-        let below = |other: &[u8]| {
-            other
-                .strip_prefix(path)
-                .is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+    /// The directory that left its place is at `new` now: its watches go on under that name. Or it is nowhere here, and
+    /// nothing below it is told of any more.
+    fn settle(&mut self, new: Option<&[u8]>) {
+        let Some((_, old)) = self.leaving.take() else {
+            return;
         };
-        let gone: Vec<_> = self
+        let below = |path: &[u8]| {
+            let rest = path.strip_prefix(old.as_slice())?;
+            (rest.is_empty() || rest[0] == b'/').then(|| rest.to_vec())
+        };
+        let moved: Vec<_> = self
             .paths
             .iter()
-            .filter(|(_, path)| below(path))
-            .map(|(watch, _)| *watch)
+            .filter_map(|(watch, path)| Some((*watch, below(path)?)))
             .collect();
-        for watch in gone {
-            self.paths.remove(&watch);
-            // The kernel may have dropped it already.
-            let _ = self.inotify.rm_watch(watch);
+        for (watch, rest) in moved {
+            match new {
+                Some(new) => drop(self.paths.insert(watch, [new, &rest].concat())),
+                None => {
+                    self.paths.remove(&watch);
+                    // The kernel may have dropped it already.
+                    let _ = self.inotify.rm_watch(watch);
+                }
+            }
         }
     }
 }

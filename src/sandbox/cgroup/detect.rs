@@ -105,6 +105,18 @@ impl Hierarchies {
         )
     }
 
+    /// The names of all sandboxes that have a group, of whatever data directory.
+    pub fn names(&self) -> Vec<String> {
+        let parents = self.mounts.values().map(|mount| mount.point.join(PARENT));
+        let entries = parents.flat_map(|parent| fs::read_dir(parent).into_iter().flatten().flatten());
+        // Files of the hierarchy stand beside them.
+        let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        let mut names: Vec<String> = dirs.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
     /// The group that the process `pid` is in, whoever made it.
     ///
     /// # Errors

@@ -7,7 +7,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -178,7 +178,7 @@ const LO_FLAGS_AUTOCLEAR: u32 = 4;
 /// Shown by `losetup`, so that an operator sees whose it is.
 const NAME: &[u8] = b"exuvia";
 
-/// A loop device over the image; it clears itself when the answer is closed and nothing else uses it.
+/// A loop device over the image. Not with direct I/O: what a short-lived sandbox writes need never reach the disk. It clears itself when the answer is closed and nothing else uses it.
 fn attach(image: &File) -> io::Result<(File, PathBuf)> {
     let control = File::options().read(true).write(true).open("/dev/loop-control")?;
     let mut file_name = [0; 64];
@@ -223,6 +223,24 @@ fn attach(image: &File) -> io::Result<(File, PathBuf)> {
     Err(io::Error::other("others took every loop device that was free"))
 }
 
+/// Tells the file system of an image that nothing of it is wanted any more: what was not written yet never is. Best effort.
+///
+/// `root` is its root, already detached; `around` is the device of the directory that it was mounted in. What is not on a loop
+/// device of its own is left alone: it might be the host's.
+pub(super) fn abandon(root: &File, around: u64) {
+    const EXT4_IOC_SHUTDOWN: libc::Ioctl = 0x8004_587d;
+    static NO_LOG_FLUSH: u32 = 2;
+    const LOOP_MAJOR: u64 = 7;
+    let Ok(device) = root.metadata().map(|found| found.dev()) else {
+        return;
+    };
+    if nix::sys::stat::major(device) != LOOP_MAJOR || device == around {
+        return;
+    }
+    // SAFETY: the kernel reads one `u32`; the descriptor is open.
+    unsafe { libc::ioctl(root.as_raw_fd(), EXT4_IOC_SHUTDOWN, &raw const NO_LOG_FLUSH) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -238,7 +256,6 @@ mod tests {
 
     #[test]
     fn holes_are_not_copied() {
-        use std::os::unix::fs::MetadataExt;
         let (from, to) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         from.set_len(64 << 20).unwrap();
         for (at, text) in [(0, "first"), (32 << 20, "middle")] {

@@ -25,9 +25,9 @@ mod image;
 mod project;
 
 use std::fmt;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -370,16 +370,18 @@ pub fn clear(dir: &Path) -> io::Result<()> {
     loop {
         let last = open(
             &place,
-            OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
+            OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
             Mode::empty(),
         );
         match umount2(&place, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
             Ok(()) => {
-                let held = last?;
+                let held = File::from(last?);
+                let around = fs::metadata(dir)?.dev();
                 // Without a thread it is let go here.
-                let _ = std::thread::Builder::new()
-                    .name("disk-end".to_owned())
-                    .spawn(move || drop(held));
+                let _ = std::thread::Builder::new().name("disk-end".to_owned()).spawn(move || {
+                    image::abandon(&held, around);
+                    drop(held);
+                });
             }
             // Not, or no longer, a mount point.
             Err(Errno::EINVAL | Errno::ENOENT | Errno::ENOTDIR) => return Ok(()),

@@ -1,6 +1,5 @@
-use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
 
 use super::*;

@@ -87,6 +87,9 @@ fn expected() -> Expected {
     }
 }
 
+/// One of the texts that the kernel gave.
+type Field = fn(&mut Facts) -> &mut String;
+
 /// The walls that are named.
 fn named(facts: &Facts) -> Vec<String> {
     let found = breaches(facts, &expected(), &|path| path != "/proc/nowhere");
@@ -96,7 +99,7 @@ fn named(facts: &Facts) -> Vec<String> {
 #[test]
 fn a_whole_sandbox_passes_and_each_missing_wall_is_named() {
     assert_eq!(breaches(&facts(), &expected(), &|path| path != "/proc/nowhere"), []);
-    let texts: [(&str, fn(&mut Facts) -> &mut String, &str, &str); 26] = [
+    let texts: [(&str, Field, &str, &str); 26] = [
         ("Uid", |f| &mut f.status, "Uid:\t1048576\t1048576", "Uid:\t1048576\t0"),
         ("Gid", |f| &mut f.status, "Gid:\t1048576", "Gid:\t0"),
         ("groups", |f| &mut f.status, "Groups:\t ", "Groups:\t27 "),

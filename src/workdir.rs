@@ -6,9 +6,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::Limits;
-use super::disk::{self, Volumes};
 use crate::process::Process;
+use crate::sandbox::Limits;
+use crate::sandbox::disk::{self, Volumes};
 use crate::workspace;
 
 #[derive(Debug, thiserror::Error)]
@@ -70,25 +70,28 @@ impl WorkDir {
             .prefix(&format!("{FRESH}{}-{}-", owner.pid, owner.started))
             .tempdir_in(parent)
             .map_err(fail)?;
-        write_owner(&fresh.path().join(OWNER), &owner).map_err(fail)?;
+        let text = serde_json::to_vec(&owner).expect("an owner is plain data");
+        fs::write(fresh.path().join(OWNER), text).map_err(fail)?;
         fs::rename(fresh.path(), path).map_err(fail)?;
         Ok(Self(path.to_owned()))
     }
 
-    /// Takes over `DATA/work/NAME`, which a dead process had.
+    /// Takes over the one that a dead process had.
     ///
     /// # Errors
-    /// Also when it is not there.
+    /// [`Error::Directory`], also when it is not there.
     pub fn adopt(data_dir: &Path, name: &str) -> Result<Self, Error> {
-        let work = Self(data_dir.join("work").join(name));
-        let taken = fs::metadata(work.workspace()).and_then(|_| {
-            let fresh = work.0.join("owner.json.new");
-            write_owner(&fresh, &Process::current()?)?;
-            fs::rename(fresh, work.0.join(OWNER))
-        });
+        let path = data_dir.join("work").join(name);
+        let taken = fs::metadata(disk::workspace(&path))
+            .and_then(|_| Process::current())
+            .and_then(|owner| {
+                let fresh = path.join("owner.json.new");
+                fs::write(&fresh, serde_json::to_vec(&owner).map_err(io::Error::other)?)?;
+                fs::rename(fresh, path.join(OWNER))
+            });
         match taken {
-            Ok(()) => Ok(work),
-            Err(source) => Err(Error::Directory { path: work.0, source }),
+            Ok(()) => Ok(Self(path)),
+            Err(source) => Err(Error::Directory { path, source }),
         }
     }
 
@@ -111,10 +114,6 @@ impl WorkDir {
             tracing::warn!(path = %self.0.display(), error, "working directory not removed");
         }
     }
-}
-
-fn write_owner(file: &Path, owner: &Process) -> io::Result<()> {
-    fs::write(file, serde_json::to_vec(owner).map_err(io::Error::other)?)
 }
 
 /// The volume first: what is removed then is not walked file by file.
@@ -154,21 +153,34 @@ fn is_made_by_the_living(maker: &str) -> bool {
     maker.is_alive()
 }
 
+/// Working directories whose maker is dead.
+///
+/// # Errors
+/// When the data directory cannot be listed.
+pub fn left_behind(data_dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(data_dir.join("work")) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut left = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if is_left_behind(&path) {
+            left.push(path);
+        }
+    }
+    Ok(left)
+}
+
 /// Removes working directories whose maker is dead, but for those whose names `is_kept`; gives how many.
 ///
 /// # Errors
 /// When the data directory cannot be listed.
 pub fn sweep(data_dir: &Path, is_kept: impl Fn(&str) -> bool) -> io::Result<usize> {
-    let entries = match fs::read_dir(data_dir.join("work")) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
-        Err(error) => return Err(error),
-    };
     let mut gone = 0;
-    for entry in entries {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if is_kept(&name) || !is_left_behind(&path) {
+    for path in left_behind(data_dir)? {
+        if is_kept(&path.file_name().unwrap_or_default().to_string_lossy()) {
             continue;
         }
         match remove(&path) {

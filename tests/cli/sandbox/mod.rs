@@ -1,0 +1,8 @@
+//! `exuvia sandbox …` against servers: a double that says what a test wants, and the real one.
+
+mod double;
+mod hostile;
+mod other;
+mod real;
+mod streams;
+mod terminal;
