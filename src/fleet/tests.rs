@@ -102,7 +102,17 @@ async fn t11_a_renewal_that_races_the_expiry_is_honoured_or_refused() {
     .await;
     let ttl = Duration::from_secs(10);
     let race = async |n: u64| {
-        let made = bed.fleet.create(Ask { ttl: Some(ttl), ..ask() }, None).await.unwrap();
+        let made = bed
+            .fleet
+            .create(
+                Ask {
+                    ttl: Some(ttl),
+                    ..ask()
+                },
+                None,
+            )
+            .await
+            .unwrap();
         let id = made.id.to_string();
         // From 4 ms before its end to 4 ms after.
         let left = made.view.expires_at.since(bed.fleet.now());
@@ -114,20 +124,35 @@ async fn t11_a_renewal_that_races_the_expiry_is_honoured_or_refused() {
                 tokio::time::sleep(left - Duration::from_millis(2)).await;
                 let state = bed.fleet.get(&id).unwrap().view.state;
                 let end = bed.end(&id).await;
-                (state == State::Running && end.cause == Cause::Expired && end.at >= until, true)
+                (
+                    state == State::Running && end.cause == Cause::Expired && end.at >= until,
+                    true,
+                )
             }
             Err(error) => {
                 let end = bed.end(&id).await;
-                (error.reason() == "SANDBOX_EXPIRED" && end.cause == Cause::Expired, false)
+                (
+                    error.reason() == "SANDBOX_EXPIRED" && end.cause == Cause::Expired,
+                    false,
+                )
             }
         }
     };
     let fates = join_all((0..1000).map(race)).await;
     assert!(fates.iter().all(|(is_right, _)| *is_right));
     let renewed = fates.iter().filter(|(_, renewed)| *renewed).count();
-    assert!((100..900).contains(&renewed), "both ends of the race are run: {renewed}");
+    assert!(
+        (100..900).contains(&renewed),
+        "both ends of the race are run: {renewed}"
+    );
     // Nothing is immortal, and every place came back.
-    assert_eq!(bed.fleet.list(&Query { limit: 2000, ..Query::default() }), []);
+    assert_eq!(
+        bed.fleet.list(&Query {
+            limit: 2000,
+            ..Query::default()
+        }),
+        []
+    );
     assert_eq!(bed.fleet.shut_down(Duration::from_secs(60)).await, Vec::<String>::new());
     assert_eq!(bed.fake.living(), []);
 }
@@ -140,7 +165,11 @@ async fn renewals_end_with_the_wall_time_of_the_policy() {
     assert_eq!(made.view.expires_at, made.facts.created_at.plus(wall_time));
     let renewed = bed.fleet.renew(&id, wall_time * 2, String::new()).await.unwrap();
     assert_eq!(renewed.view.expires_at, made.view.expires_at);
-    let shorter = bed.fleet.renew(&id, Duration::from_secs(1), String::new()).await.unwrap();
+    let shorter = bed
+        .fleet
+        .renew(&id, Duration::from_secs(1), String::new())
+        .await
+        .unwrap();
     assert!(shorter.view.expires_at < made.view.expires_at);
     assert_eq!(bed.end(&id).await.cause, Cause::Expired);
     let too_long = Ask {
@@ -180,7 +209,11 @@ async fn t11_expiry_during_a_command_ends_its_stream() {
     let bed = Bed::new(Config::default()).await;
     let ttl = Some(Duration::from_secs(3));
     let made = bed.fleet.create(Ask { ttl, ..ask() }, None).await.unwrap();
-    let mut attached = bed.fleet.exec(made.id.as_str(), shell("echo on; sleep 100")).await.unwrap();
+    let mut attached = bed
+        .fleet
+        .exec(made.id.as_str(), shell("echo on; sleep 100"))
+        .await
+        .unwrap();
     let mut words = Vec::new();
     while let Some(item) = attached.next().await {
         words.push(match item {
@@ -208,7 +241,11 @@ async fn a_sandbox_that_goes_away_by_itself_is_lost_or_was_out_of_memory() {
             Some(Item::Ended { finish, .. }) => finish.word(),
             other => panic!("{other:?}"),
         };
-        let wanted = if oom_kills > 0 { "sandbox_out_of_memory" } else { "sandbox_lost" };
+        let wanted = if oom_kills > 0 {
+            "sandbox_out_of_memory"
+        } else {
+            "sandbox_lost"
+        };
         assert_eq!(word, wanted);
     }
 }
@@ -268,11 +305,18 @@ async fn a_pool_is_filled_ahead_and_hands_out_what_lives_once() {
     assert!(!bed.fleet.create(other, None).await.unwrap().facts.from_pool);
     filled(4).await;
     assert!(bed.fleet.create(ask(), None).await.unwrap().facts.from_pool);
-    let running: Vec<_> = bed.fleet.list(&Query { limit: 10, ..Query::default() });
+    let running: Vec<_> = bed.fleet.list(&Query {
+        limit: 10,
+        ..Query::default()
+    });
     assert_eq!(running.len(), 5);
     bed.fleet.shut_down(Duration::from_secs(60)).await;
     let kept: BTreeSet<_> = bed.fake.living().into_iter().collect();
-    assert_eq!(kept, running.into_iter().map(|info| info.id).collect(), "what is parked goes, what is used stays");
+    assert_eq!(
+        kept,
+        running.into_iter().map(|info| info.id).collect(),
+        "what is parked goes, what is used stays"
+    );
 }
 
 fn an_end(n: u8) -> End {

@@ -39,7 +39,12 @@ fn adopted(server: &Server) -> Vec<String> {
 async fn ends(mut client: Sandboxes, id: &str, data: &std::path::Path) {
     kill(&mut client, id).await;
     let ids = [id.to_owned()];
-    eventually("nothing is left", async || host::traces(data, &ids).iter().all(|trace| trace.starts_with("process"))).await;
+    eventually("nothing is left", async || {
+        host::traces(data, &ids)
+            .iter()
+            .all(|trace| trace.starts_with("process"))
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -67,7 +72,13 @@ async fn t10_a_command_goes_on_over_three_kills_of_its_server() {
     let ended = take(&mut running, &mut came, usize::MAX).await.unwrap();
     assert_eq!(String::from_utf8(came).unwrap(), whole);
     assert_eq!((ended.cause(), ended.exit_code), (Cause::Exited, Some(7)));
-    assert_eq!(ended.stdout.unwrap(), proto::StreamCounts { bytes: whole.len() as u64, dropped_bytes: 0 });
+    assert_eq!(
+        ended.stdout.unwrap(),
+        proto::StreamCounts {
+            bytes: whole.len() as u64,
+            dropped_bytes: 0
+        }
+    );
     ends(client, &id, data.path()).await;
     server.terminate().await;
 }
@@ -111,7 +122,9 @@ async fn t10_a_command_that_ended_while_no_server_ran_is_still_told() {
     let server = Server::start(data.path()).await;
     let mut client = server.sandboxes().await;
     let id = create(&mut client, plain()).await.sandbox_id;
-    let mut ended = start(&mut client, kept(&id, "echo early; sleep 0.3; echo late; exit 5")).await.unwrap();
+    let mut ended = start(&mut client, kept(&id, "echo early; sleep 0.3; echo late; exit 5"))
+        .await
+        .unwrap();
     // One that goes with its client.
     let gone = start(&mut client, shell(&id, "sleep 300")).await.unwrap();
     ended.until(b"early\n").await;
@@ -120,10 +133,26 @@ async fn t10_a_command_that_ended_while_no_server_ran_is_still_told() {
     tokio::time::sleep(Duration::from_millis(600)).await;
     let server = Server::start(data.path()).await;
     let mut client = server.sandboxes().await;
-    let came = attach(&mut client, &id, &exec, (0, 0)).await.unwrap().finish().await.unwrap();
-    assert_eq!((came.stdout.as_slice(), came.ended.exit_code), (b"early\nlate\n".as_slice(), Some(5)));
-    let left = run(&mut client, &id, "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; echo; done").await;
-    assert!(!String::from_utf8_lossy(&left.stdout).contains("sleep 300"), "it went with its client");
+    let came = attach(&mut client, &id, &exec, (0, 0))
+        .await
+        .unwrap()
+        .finish()
+        .await
+        .unwrap();
+    assert_eq!(
+        (came.stdout.as_slice(), came.ended.exit_code),
+        (b"early\nlate\n".as_slice(), Some(5))
+    );
+    let left = run(
+        &mut client,
+        &id,
+        "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; echo; done",
+    )
+    .await;
+    assert!(
+        !String::from_utf8_lossy(&left.stdout).contains("sleep 300"),
+        "it went with its client"
+    );
     drop(gone);
     ends(client, &id, data.path()).await;
     server.terminate().await;
@@ -152,9 +181,15 @@ async fn t10_what_cannot_be_taken_over_is_gone_within_five_seconds() {
     let started = Instant::now();
     let server = Server::start(data.path()).await;
     assert_eq!(adopted(&server), [paused.clone()]);
-    eventually("the others are gone", async || host::sandboxes(data.path()) == [paused.clone()]).await;
+    eventually("the others are gone", async || {
+        host::sandboxes(data.path()) == [paused.clone()]
+    })
+    .await;
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
-    assert_eq!((host::processes(&expired), host::processes(&dead)), (Vec::new(), Vec::new()));
+    assert_eq!(
+        (host::processes(&expired), host::processes(&dead)),
+        (Vec::new(), Vec::new())
+    );
     let mut client = server.sandboxes().await;
     assert_eq!(get(&mut client, &paused).await.state(), SandboxState::Paused);
     client.resume(one(&paused)).await.unwrap();
@@ -196,7 +231,10 @@ async fn t13_real_pauses_lose_no_byte() {
     };
     let (came, ()) = tokio::join!(running.finish(), cycles);
     let came = came.unwrap();
-    assert_eq!((String::from_utf8(came.stdout).unwrap(), came.ended.exit_code), (whole.clone(), Some(0)));
+    assert_eq!(
+        (String::from_utf8(came.stdout).unwrap(), came.ended.exit_code),
+        (whole.clone(), Some(0))
+    );
     assert_eq!(run(&mut client, &id, "cat all").await.stdout, whole.as_bytes());
     server.terminate().await;
     eventually("nothing is left", async || host::sandboxes(data.path()).is_empty()).await;

@@ -27,11 +27,7 @@ async fn all(mut reader: Reader) -> (Vec<(Channel, u64, Vec<u8>)>, [Counts; 3]) 
     while let Some(item) = reader.next().await {
         assert_eq!(end, None, "the end is last");
         match item {
-            Item::Output {
-                channel,
-                offset,
-                bytes,
-            } => came.push((channel, offset, bytes.to_vec())),
+            Item::Output { channel, offset, bytes } => came.push((channel, offset, bytes.to_vec())),
             Item::Ended { counts, .. } => end = Some(counts),
         }
     }
@@ -64,7 +60,13 @@ async fn a_writer_waits_for_the_slowest_reader_and_nothing_is_lost() {
     let ((), (quick, _), (slow, counts)) = tokio::join!(writer, quick, slow);
     assert!(joined(&quick, Channel::Stdout) == whole && joined(&slow, Channel::Stdout) == whole);
     let bytes = whole.len() as u64;
-    assert_eq!(counts[0], Counts { bytes, dropped_bytes: 0 });
+    assert_eq!(
+        counts[0],
+        Counts {
+            bytes,
+            dropped_bytes: 0
+        }
+    );
     assert!(log.cost() < 2 << 20, "memory is bounded");
 }
 
@@ -84,7 +86,10 @@ async fn without_waiting_the_oldest_goes_and_is_counted() {
     assert_eq!(came[0].1, 10_000_000 - kept, "the gap is told by the offset");
     assert!(kept > 500_000);
     let refused = log.read_from([0; 3]).unwrap_err();
-    assert_eq!((refused.channel, refused.first, refused.end), (Channel::Stderr, 10_000_000 - kept, 10_000_000));
+    assert_eq!(
+        (refused.channel, refused.first, refused.end),
+        (Channel::Stderr, 10_000_000 - kept, 10_000_000)
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -132,9 +137,18 @@ async fn what_was_dropped_on_the_way_is_a_gap_and_what_comes_twice_comes_once() 
     let late = log.read_from([106, 0, 0]).unwrap();
     log.end(finish());
     let (came, counts) = all(reader).await;
-    let came: Vec<_> = came.iter().map(|(_, offset, bytes)| (*offset, bytes.as_slice())).collect();
+    let came: Vec<_> = came
+        .iter()
+        .map(|(_, offset, bytes)| (*offset, bytes.as_slice()))
+        .collect();
     assert_eq!(came, [(100, b"ab".as_slice()), (102, b"cd"), (110, b"xyz")]);
-    assert_eq!(counts[0], Counts { bytes: 113, dropped_bytes: 6 });
+    assert_eq!(
+        counts[0],
+        Counts {
+            bytes: 113,
+            dropped_bytes: 6
+        }
+    );
     let (_, counts) = all(late).await;
     assert_eq!(counts[0].dropped_bytes, 4);
 }

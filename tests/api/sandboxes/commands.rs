@@ -5,8 +5,8 @@ use std::time::Duration;
 use exuvia::api::proto::{self, exec_ended::Cause, exec_event, exec_request};
 use tonic::Code;
 
-use crate::support::hand::{attach, create, eventually, kill, plain, run, shell, span, start};
 use crate::bed::{Bed, why};
+use crate::support::hand::{attach, create, eventually, kill, plain, run, shell, span, start};
 
 /// `echo` of so many numbered lines, and what they are.
 fn lines(count: usize) -> (String, Vec<u8>) {
@@ -20,7 +20,9 @@ async fn t12_kill_in_the_middle_of_a_stream_is_told_as_such() {
     let bed = Bed::new().await;
     let mut client = bed.sandboxes().await;
     let made = create(&mut client, plain()).await;
-    let mut running = start(&mut client, shell(&made.sandbox_id, "echo on; sleep 100")).await.unwrap();
+    let mut running = start(&mut client, shell(&made.sandbox_id, "echo on; sleep 100"))
+        .await
+        .unwrap();
     running.until(b"on\n").await;
     kill(&mut client, &made.sandbox_id).await;
     let ended = running.finish().await.unwrap().ended;
@@ -37,9 +39,14 @@ async fn t11_expiry_in_the_middle_of_a_stream_is_told_as_such() {
         ..plain()
     };
     let made = create(&mut client, request).await;
-    let running = start(&mut client, shell(&made.sandbox_id, "echo on; sleep 100")).await.unwrap();
+    let running = start(&mut client, shell(&made.sandbox_id, "echo on; sleep 100"))
+        .await
+        .unwrap();
     let came = running.finish().await.unwrap();
-    assert_eq!((came.stdout.as_slice(), came.cause()), (b"on\n".as_slice(), Cause::SandboxExpired));
+    assert_eq!(
+        (came.stdout.as_slice(), came.cause()),
+        (b"on\n".as_slice(), Cause::SandboxExpired)
+    );
     let renewal = proto::RenewRequest {
         sandbox_id: made.sandbox_id,
         ttl: span(Duration::from_secs(9)),
@@ -68,10 +75,18 @@ async fn a_command_is_followed_by_several_each_from_where_it_wants() {
     let again = attach(&mut client, &id, &exec, (70, 0)).await.unwrap();
     let (middle, again) = tokio::join!(middle.finish(), again.finish());
     let (middle, again) = (middle.unwrap(), again.unwrap());
-    assert_eq!((middle.stdout.as_slice(), again.stdout.as_slice()), (&whole[35..], &whole[70..]));
+    assert_eq!(
+        (middle.stdout.as_slice(), again.stdout.as_slice()),
+        (&whole[35..], &whole[70..])
+    );
     assert_eq!((middle.cause(), middle.ended.exit_code), (Cause::Exited, Some(0)));
     // And once it has ended.
-    let late = attach(&mut client, &id, &exec, (0, 0)).await.unwrap().finish().await.unwrap();
+    let late = attach(&mut client, &id, &exec, (0, 0))
+        .await
+        .unwrap()
+        .finish()
+        .await
+        .unwrap();
     assert_eq!((late.stdout, late.ended.stdout), (whole, middle.ended.stdout));
 
     let beyond = attach(&mut client, &id, &exec, (1_000_000, 0)).await.err().unwrap();
@@ -100,7 +115,10 @@ async fn a_client_that_goes_away_takes_its_command_along_unless_it_said_otherwis
     })
     .await;
     let execs = list().await;
-    let causes: Vec<_> = execs.iter().map(|exec| exec.ended.as_ref().map(|ended| ended.cause())).collect();
+    let causes: Vec<_> = execs
+        .iter()
+        .map(|exec| exec.ended.as_ref().map(|ended| ended.cause()))
+        .collect();
     assert_eq!(causes, [None, Some(Cause::Disconnected)]);
     assert_eq!((execs[0].exec_id.clone(), execs[1].exec_id.clone()), ids);
     assert!(!execs[0].attached);
@@ -121,7 +139,10 @@ async fn input_reaches_a_command_and_its_end_too() {
     running.say(exec_request::Kind::Stdin(b"two".to_vec())).await;
     running.say(exec_request::Kind::StdinEof(true)).await;
     let came = running.finish().await.unwrap();
-    assert_eq!((came.stdout.as_slice(), came.ended.exit_code), (b"two".as_slice(), Some(0)));
+    assert_eq!(
+        (came.stdout.as_slice(), came.ended.exit_code),
+        (b"two".as_slice(), Some(0))
+    );
 
     // A half-closed call is an end of input as well.
     let mut running = start(&mut client, request.clone()).await.unwrap();

@@ -4,9 +4,9 @@ use exuvia::api::proto::{self, file_info::Type, write_file_request};
 use futures::TryStreamExt;
 use tonic::Code;
 
-use crate::support::hand::{create, plain, run};
 use crate::bed::{Bed, why};
 use crate::support::Sandboxes;
+use crate::support::hand::{create, plain, run};
 
 /// Writes a file in pieces.
 pub async fn write(client: &mut Sandboxes, id: &str, path: &[u8], bytes: &[u8]) -> proto::FileInfo {
@@ -16,7 +16,9 @@ pub async fn write(client: &mut Sandboxes, id: &str, path: &[u8], bytes: &[u8]) 
         mode: 0o640,
         by: "tester".into(),
     };
-    let pieces = bytes.chunks(1 << 18).map(|piece| write_file_request::Kind::Data(piece.to_vec()));
+    let pieces = bytes
+        .chunks(1 << 18)
+        .map(|piece| write_file_request::Kind::Data(piece.to_vec()));
     let parts: Vec<_> = std::iter::once(write_file_request::Kind::Start(start))
         .chain(pieces)
         .map(|kind| proto::WriteFileRequest { kind: Some(kind) })
@@ -45,7 +47,10 @@ async fn files_go_in_and_out_and_changes_are_on_the_record() {
     // T17: any name.
     let name = "dir/\u{1f980} -\n".as_bytes();
     let written = write(&mut client, &id, name, &whole).await;
-    assert_eq!((written.size, written.r#type(), written.mode), (3_000_000, Type::Regular, 0o640));
+    assert_eq!(
+        (written.size, written.r#type(), written.mode),
+        (3_000_000, Type::Regular, 0o640)
+    );
     assert!(read(&mut client, &id, name, (0, 0)).await == whole);
     assert!(read(&mut client, &id, name, (1_500_000, 1_200_000)).await == whole[1_500_000..2_700_000]);
     assert_eq!(read(&mut client, &id, name, (3_000_000, 0)).await, b"");
@@ -63,7 +68,10 @@ async fn files_go_in_and_out_and_changes_are_on_the_record() {
         parents: true,
         by: "tester".into(),
     };
-    assert_eq!(client.make_directory(made).await.unwrap().into_inner().r#type(), Type::Directory);
+    assert_eq!(
+        client.make_directory(made).await.unwrap().into_inner().r#type(),
+        Type::Directory
+    );
     let listed = proto::ListFilesRequest {
         sandbox_id: id.clone(),
         path: b"/workspace".to_vec(),

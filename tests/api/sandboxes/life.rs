@@ -5,15 +5,17 @@ use exuvia::sandbox::backend::fake::Call;
 use futures::StreamExt;
 use tonic::Code;
 
-use crate::support::hand::{create, get, one, plain, shell, start};
 use crate::bed::{Bed, why};
+use crate::support::hand::{create, get, one, plain, shell, start};
 
 #[tokio::test]
 async fn t13_pause_and_resume_twenty_times_lose_no_byte() {
     let bed = Bed::new().await;
     let mut client = bed.sandboxes().await;
     let id = create(&mut client, plain()).await.sandbox_id;
-    let script: String = (0..300).map(|n| format!("echo {n}; echo {n} >> all; sleep 0.002; ")).collect();
+    let script: String = (0..300)
+        .map(|n| format!("echo {n}; echo {n} >> all; sleep 0.002; "))
+        .collect();
     let whole: String = (0..300).map(|n| format!("{n}\n")).collect();
     let running = start(&mut client, shell(&id, &script)).await.unwrap();
     let mut other = bed.sandboxes().await;
@@ -29,8 +31,14 @@ async fn t13_pause_and_resume_twenty_times_lose_no_byte() {
     };
     let (came, ()) = tokio::join!(running.finish(), cycles);
     let came = came.unwrap();
-    assert_eq!((String::from_utf8(came.stdout).unwrap(), came.ended.cause()), (whole.clone(), Cause::Exited));
-    assert_eq!(crate::support::hand::run(&mut client, &id, "cat all").await.stdout, whole.as_bytes());
+    assert_eq!(
+        (String::from_utf8(came.stdout).unwrap(), came.ended.cause()),
+        (whole.clone(), Cause::Exited)
+    );
+    assert_eq!(
+        crate::support::hand::run(&mut client, &id, "cat all").await.stdout,
+        whole.as_bytes()
+    );
     let calls = bed.fake.calls();
     let count = |wanted| calls.iter().filter(|call| **call == wanted).count();
     assert_eq!((count(Call::Freeze), count(Call::Thaw)), (20, 20));
@@ -58,7 +66,10 @@ async fn a_sandbox_that_does_not_freeze_goes_on() {
     let refused = client.pause(one(&id)).await.unwrap_err();
     assert_eq!(why(&refused), (Code::Unavailable, "BACKEND".into()));
     assert_eq!(get(&mut client, &id).await.state(), SandboxState::Running);
-    assert_eq!(crate::support::hand::run(&mut client, &id, "echo on").await.stdout, b"on\n");
+    assert_eq!(
+        crate::support::hand::run(&mut client, &id, "echo on").await.stdout,
+        b"on\n"
+    );
 }
 
 #[tokio::test]

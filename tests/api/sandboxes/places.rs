@@ -10,9 +10,9 @@ use futures::future::join_all;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
-use crate::support::hand::{create, eventually, kill, plain, run, span};
 use crate::bed::{Bed, why};
 use crate::support::Sandboxes;
+use crate::support::hand::{create, eventually, kill, plain, run, span};
 
 async fn with_places(max_sandboxes: usize) -> Bed {
     let config = Config {
@@ -24,7 +24,8 @@ async fn with_places(max_sandboxes: usize) -> Bed {
 }
 
 async fn storm(client: &Sandboxes, request: &proto::CreateSandboxRequest) -> Vec<Result<proto::Sandbox, Status>> {
-    let one = |mut client: Sandboxes| async move { client.create(request.clone()).await.map(tonic::Response::into_inner) };
+    let one =
+        |mut client: Sandboxes| async move { client.create(request.clone()).await.map(tonic::Response::into_inner) };
     join_all((0..200).map(|_| one(client.clone()))).await
 }
 
@@ -171,7 +172,12 @@ async fn lists_are_paged_newest_first_and_fit_their_labels() {
             ..Default::default()
         };
         let page = client.list(request).await.unwrap().into_inner();
-        pages.push(page.sandboxes.into_iter().map(|sandbox| sandbox.sandbox_id).collect::<Vec<_>>());
+        pages.push(
+            page.sandboxes
+                .into_iter()
+                .map(|sandbox| sandbox.sandbox_id)
+                .collect::<Vec<_>>(),
+        );
         page_token = page.next_page_token;
         if page_token.is_empty() {
             break;
@@ -214,7 +220,10 @@ async fn a_sandbox_from_the_pool_is_as_good_as_a_fresh_one() {
     };
     let made = create(&mut client, request).await;
     assert!(made.from_pool);
-    assert_eq!(run(&mut client, &made.sandbox_id, "cat file; echo $NAME").await.stdout, b"kept\nvalue\n");
+    assert_eq!(
+        run(&mut client, &made.sandbox_id, "cat file; echo $NAME").await.stdout,
+        b"kept\nvalue\n"
+    );
     let bed = bed.restarted().await;
     eventually("the new server fills its own pool", async || bed.fleet.parked() == [1]).await;
 }

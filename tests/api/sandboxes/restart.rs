@@ -7,8 +7,8 @@ use exuvia::fleet::{Config, OnShutdown};
 use exuvia::sandbox::backend::fake::Call;
 use tonic::Code;
 
-use crate::support::hand::{create, get, kill, one, plain, run, span};
 use crate::bed::{Bed, why};
+use crate::support::hand::{create, get, kill, one, plain, run, span};
 
 async fn bed(max_sandboxes: usize) -> Bed {
     let config = Config {
@@ -45,7 +45,10 @@ async fn t10_a_server_goes_on_with_the_sandboxes_of_the_one_before() {
     assert_eq!((bed.recovered.adopted.len(), bed.recovered.reaped.len()), (2, 0));
     let mut client = bed.sandboxes().await;
     assert_eq!(get(&mut client, &made.sandbox_id).await, renewed);
-    assert_eq!(run(&mut client, &made.sandbox_id, "cat file; echo $NAME").await.stdout, b"kept\nvalue\n");
+    assert_eq!(
+        run(&mut client, &made.sandbox_id, "cat file; echo $NAME").await.stdout,
+        b"kept\nvalue\n"
+    );
     // The key still stands for it.
     assert_eq!(create(&mut client, request).await, renewed);
     assert_eq!(get(&mut client, &paused.sandbox_id).await.state(), SandboxState::Paused);
@@ -64,9 +67,25 @@ async fn t10_a_server_goes_on_with_the_sandboxes_of_the_one_before() {
     kill(&mut client, &made.sandbox_id).await;
     kill(&mut client, &paused.sandbox_id).await;
     bed.empties().await;
-    let actions: Vec<_> = bed.trail(&made.sandbox_id).await.into_iter().map(|record| record.action).collect();
-    let life = ["sandbox.created", "sandbox.adopted", "sandbox.ended", "sandbox.destroyed"];
-    assert_eq!(actions.iter().filter(|action| life.contains(&action.as_str())).collect::<Vec<_>>(), life);
+    let actions: Vec<_> = bed
+        .trail(&made.sandbox_id)
+        .await
+        .into_iter()
+        .map(|record| record.action)
+        .collect();
+    let life = [
+        "sandbox.created",
+        "sandbox.adopted",
+        "sandbox.ended",
+        "sandbox.destroyed",
+    ];
+    assert_eq!(
+        actions
+            .iter()
+            .filter(|action| life.contains(&action.as_str()))
+            .collect::<Vec<_>>(),
+        life
+    );
 }
 
 #[tokio::test]
@@ -95,9 +114,14 @@ async fn t10_what_cannot_be_taken_over_is_removed() {
     assert_eq!(ids(&bed.fake.living()), [whole.clone()]);
     let names = |folder: &str| {
         let entries = std::fs::read_dir(bed.data.path().join(folder)).unwrap();
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
+        entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect::<Vec<_>>()
     };
-    assert_eq!((names("work"), names("fleet")), (vec![whole.clone()], vec![format!("{whole}.json")]));
+    assert_eq!(
+        (names("work"), names("fleet")),
+        (vec![whole.clone()], vec![format!("{whole}.json")])
+    );
     assert!(bed.fake.calls().contains(&Call::Adopt));
 }
 
@@ -110,7 +134,9 @@ async fn a_server_that_is_told_so_takes_its_sandboxes_along() {
     let bed = Bed::with_fleet(config).await;
     let mut client = bed.sandboxes().await;
     let id = create(&mut client, plain()).await.sandbox_id;
-    let running = crate::support::hand::start(&mut client, crate::support::hand::shell(&id, "sleep 100")).await.unwrap();
+    let running = crate::support::hand::start(&mut client, crate::support::hand::shell(&id, "sleep 100"))
+        .await
+        .unwrap();
     let (bed, came) = tokio::join!(bed.restarted(), running.finish());
     // Its last word, or that of a server that is going away.
     match came {

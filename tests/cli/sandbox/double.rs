@@ -159,7 +159,10 @@ impl SandboxService for Service {
             if let Some(first) = events.next() {
                 yield first;
             }
-            while let (true, Some(Ok(request))) = (takes_input, requests.next().await) {
+            while takes_input {
+                let Some(Ok(request)) = requests.next().await else {
+                    break;
+                };
                 match request.kind {
                     Some(exec_request::Kind::Stdin(bytes)) => {
                         // As a terminal's line discipline takes it.
