@@ -15,13 +15,16 @@ fn main() {
         generate(&out);
         println!("cargo::rustc-env=EXUVIA_SOURCE={}", source());
         println!("cargo::rustc-env=EXUVIA_WIRE_RS={}/exuvia.guest.v1.rs", out.display());
+        println!("cargo::rustc-env=EXUVIA_FORGE_RS={}/exuvia.forge.v1.rs", out.display());
         build_guest(&out);
     } else {
         // The nested build: the host's build script has generated the frames already.
-        println!("cargo::rerun-if-env-changed=EXUVIA_WIRE_RS");
-        let wire = env::var("EXUVIA_WIRE_RS").expect("the guest is built by `cargo build`, which sets EXUVIA_WIRE_RS");
-        println!("cargo::rerun-if-changed={wire}");
-        println!("cargo::rustc-env=EXUVIA_WIRE_RS={wire}");
+        for name in ["EXUVIA_WIRE_RS", "EXUVIA_FORGE_RS"] {
+            println!("cargo::rerun-if-env-changed={name}");
+            let generated = env::var(name).expect("the guest is built by `cargo build`, which sets it");
+            println!("cargo::rerun-if-changed={generated}");
+            println!("cargo::rustc-env={name}={generated}");
+        }
     }
 }
 
@@ -44,13 +47,11 @@ fn source() -> String {
     if top.is_none() || top != fs::canonicalize(&root).ok() {
         return unknown();
     }
-    // A commit and a check-out write the first; staging the second.
-    for file in ["logs/HEAD", "index"] {
-        if let Some(path) = git(&["rev-parse", "--path-format=absolute", "--git-path", file])
-            && Path::new(&path).exists()
-        {
-            println!("cargo::rerun-if-changed={path}");
-        }
+    // A commit and a check-out write this; what staging writes is left out, or each would build everything again.
+    if let Some(path) = git(&["rev-parse", "--path-format=absolute", "--git-path", "logs/HEAD"])
+        && Path::new(&path).exists()
+    {
+        println!("cargo::rerun-if-changed={path}");
     }
     // What the program is made of.
     let parts = ["src", "proto", "policies", "build.rs", "Cargo.toml", "Cargo.lock"];
@@ -77,6 +78,7 @@ fn generate(out: &Path) {
     println!("cargo::rerun-if-changed=proto");
     let files = [
         "exuvia/guest/v1/guest.proto",
+        "exuvia/forge/v1/forge.proto",
         "exuvia/v1/task.proto",
         "exuvia/v1/sandbox.proto",
     ];
@@ -91,6 +93,13 @@ fn generate(out: &Path) {
     )
     .expect("OUT_DIR is writable");
     tonic_prost_build::configure()
+        // Output is passed on without a copy.
+        .bytes(".exuvia.guest.v1.Output.data")
+        .bytes(".exuvia.guest.v1.FileReply.data")
+        .bytes(".exuvia.guest.v1.Input.stdin")
+        .bytes(".exuvia.v1.ExecOutput.data")
+        .bytes(".exuvia.v1.FileChunk.data")
+        .bytes(".exuvia.guest.v1.FileChunk.data")
         .compile_fds(compiler.file_descriptor_set())
         .expect("the protobuf files compile");
 }
@@ -99,7 +108,7 @@ fn generate(out: &Path) {
 fn generate(_: &Path) {}
 
 fn build_guest(out: &Path) {
-    for source in ["src/guest", "src/wire", "src/bin/guest.rs", "Cargo.lock"] {
+    for source in ["src/forge", "src/guest", "src/wire", "src/bin/guest.rs", "Cargo.lock"] {
         println!("cargo::rerun-if-changed={source}");
     }
     let arch = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets CARGO_CFG_TARGET_ARCH");
@@ -119,6 +128,7 @@ fn build_guest(out: &Path) {
         .arg(&target_dir)
         .current_dir(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"))
         .env("EXUVIA_WIRE_RS", out.join("exuvia.guest.v1.rs"))
+        .env("EXUVIA_FORGE_RS", out.join("exuvia.forge.v1.rs"))
         // An explicit --target makes this a static-pie: no interpreter, so it runs in any rootfs.
         .env("RUSTFLAGS", "-C target-feature=+crt-static")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")

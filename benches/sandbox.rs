@@ -2,7 +2,10 @@
 //!
 //! `cargo bench --bench sandbox`, as root. What is not installed is named and left out. `EXUVIA_BENCH_ROUNDS` (100) rounds,
 //! in each of which every case runs once, so that all see the same weather. `EXUVIA_BENCH_IMAGE` (`exuvia/python`) is the
-//! Docker image; it must have `true` and `sleep`.
+//! Docker image; it must have `true` and `sleep`. There is no pool here: every sandbox is made when it is asked for.
+//!
+//! Then `EXUVIA_BENCH_CYCLES` (400) sandboxes, 1 to 16 in flight: how many in a second. Then `EXUVIA_BENCH_IDLE` (200)
+//! sandboxes at once that do nothing: what each of them takes. 0 leaves such a part out.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,7 +28,7 @@ use futures::StreamExt;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_exuvia");
 
 /// Any error: a benchmark only tells it and stops.
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// One thing that is measured, and what it is compared with.
 struct Case {
@@ -35,9 +38,12 @@ struct Case {
     took: Vec<Duration>,
 }
 
-const CASES: [(&str, &str); 8] = [
+const CASES: [(&str, &str); 11] = [
     ("process: fork and exec of `true`", "oci: create, `true`, destroy"),
     ("oci: create, `true`, destroy", "oci: create, `true`, destroy"),
+    ("  create, until the guest answers", "oci: create, `true`, destroy"),
+    ("  first exec of `true`", "oci: create, `true`, destroy"),
+    ("  destroy", "oci: create, `true`, destroy"),
     ("exuvia sandbox run -- true", "oci: create, `true`, destroy"),
     ("runc run", "oci: create, `true`, destroy"),
     ("docker: create, start, wait, delete", "oci: create, `true`, destroy"),
@@ -51,11 +57,129 @@ fn main() -> Result<()> {
     if std::env::args().any(|word| word == "--test") {
         return Ok(());
     }
-    let rounds = std::env::var("EXUVIA_BENCH_ROUNDS").map_or(Ok(100), |text| text.parse())?;
-    tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()?
-        .block_on(measure(rounds))
+    let number = |name: &str, otherwise: usize| std::env::var(name).map_or(Ok(otherwise), |text| text.parse());
+    let rounds = number("EXUVIA_BENCH_ROUNDS", 100)?;
+    let (cycles, idle) = (number("EXUVIA_BENCH_CYCLES", 400)?, number("EXUVIA_BENCH_IDLE", 200)?);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        if rounds > 0 {
+            measure(rounds).await?;
+        }
+        if cycles > 0 {
+            throughput(cycles).await?;
+        }
+        if idle > 0 {
+            idleness(idle).await?;
+        }
+        Ok(())
+    })
+}
+
+/// Whole lives in a second, by how many are lived at once.
+async fn throughput(cycles: usize) -> Result<()> {
+    let data = tempfile::tempdir()?;
+    let ours = Arc::new(Ours::open(data.path())?);
+    ours.cold().await?;
+    println!("create, `true`, destroy: sandboxes in a second\n");
+    for flight in [1, 2, 4, 8, 16] {
+        let (begun, mut flying) = (Instant::now(), tokio::task::JoinSet::new());
+        for _ in 0..flight {
+            let ours = Arc::clone(&ours);
+            flying.spawn(async move {
+                for _ in 0..cycles / flight {
+                    ours.cold().await.map_err(|error| error.to_string())?;
+                }
+                Ok::<usize, String>(cycles / flight)
+            });
+        }
+        let lives: usize = flying.join_all().await.into_iter().sum::<std::result::Result<_, _>>()?;
+        println!(
+            "{flight:4} in flight {:8.1}",
+            lives as f64 / begun.elapsed().as_secs_f64()
+        );
+    }
+    println!();
+    Ok(())
+}
+
+/// What sandboxes cost that do nothing.
+async fn idleness(count: usize) -> Result<()> {
+    const FLIGHT: usize = 8;
+    let data = tempfile::tempdir()?;
+    let ours = Arc::new(Ours::open(data.path())?);
+    ours.cold().await?;
+    let (begun, free) = (Instant::now(), available()?);
+    let mut flying = tokio::task::JoinSet::new();
+    for first in 0..FLIGHT {
+        let ours = Arc::clone(&ours);
+        flying.spawn(async move {
+            let mut made = Vec::new();
+            for _ in (first..count).step_by(FLIGHT) {
+                made.push(ours.sandbox().await.map_err(|error| error.to_string())?);
+            }
+            Ok::<_, String>(made)
+        });
+    }
+    let made = flying.join_all().await;
+    let made: Vec<Sandbox> = made
+        .into_iter()
+        .collect::<std::result::Result<Vec<_>, _>>()?
+        .into_iter()
+        .flatten()
+        .collect();
+    let took = begun.elapsed();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let (mut own, mut charged) = (0, 0);
+    for sandbox in &made {
+        own += proportional(&data.path().join("sandboxes").join(sandbox.id().as_str()))?;
+        charged += sandbox.usage().await?.memory_bytes;
+    }
+    let fallen = free.saturating_sub(available()?);
+    let each = |bytes: u64| bytes as f64 / made.len() as f64 / f64::from(1 << 20);
+    println!(
+        "{} idle sandboxes at once, made at {:.0} in a second; MiB for each\n",
+        made.len(),
+        made.len() as f64 / took.as_secs_f64()
+    );
+    println!("  proportional set of its first process  {:6.3}", each(own));
+    println!("  charged to its control group           {:6.3}", each(charged));
+    println!("  fall of the host's available memory    {:6.3}", each(fallen));
+    works(made.last().ok_or("none was made")?).await?;
+    let begun = Instant::now();
+    for sandbox in &made {
+        sandbox.close(Duration::ZERO).await?;
+    }
+    println!(
+        "  destroyed at {:.0} in a second, one by one",
+        made.len() as f64 / begun.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+/// Bytes that the host could still give.
+fn available() -> Result<u64> {
+    field(Path::new("/proc/meminfo"), "MemAvailable:")
+}
+
+/// Proportional set of the first process of the sandbox that lives in `dir`.
+fn proportional(dir: &Path) -> Result<u64> {
+    let record: serde_json::Value = serde_json::from_slice(&fs::read(dir.join("owner.json"))?)?;
+    field(
+        Path::new(&format!("/proc/{}/smaps_rollup", record["init"]["pid"])),
+        "Pss:",
+    )
+}
+
+/// A line `NAME VALUE kB`, in bytes.
+fn field(file: &Path, name: &str) -> Result<u64> {
+    let text = fs::read_to_string(file)?;
+    let value = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"));
+    let value: u64 = value
+        .ok_or_else(|| format!("`{}` has no {name}", file.display()))?
+        .parse()?;
+    Ok(value << 10)
 }
 
 async fn measure(rounds: usize) -> Result<()> {
@@ -74,18 +198,19 @@ async fn measure(rounds: usize) -> Result<()> {
         .into();
     // The first round warms caches and is not counted.
     for round in 0..=rounds {
-        let mut note = |case: usize, begun: Instant| {
+        let mut note = |case: usize, took: Duration| {
             if round > 0 {
-                cases[case].took.push(begun.elapsed());
+                cases[case].took.push(took);
             }
         };
         let begun = Instant::now();
         succeeds(&mut Command::new("/bin/true"))?;
-        note(0, begun);
+        note(0, begun.elapsed());
 
-        let begun = Instant::now();
-        ours.cold().await?;
-        note(1, begun);
+        let lap = ours.cold().await?;
+        for (case, took) in (1..).zip([lap.create + lap.run + lap.destroy, lap.create, lap.run, lap.destroy]) {
+            note(case, took);
+        }
 
         let begun = Instant::now();
         succeeds(
@@ -94,32 +219,32 @@ async fn measure(rounds: usize) -> Result<()> {
                 .arg(data.path())
                 .args(["sandbox", "run", "--", "true"]),
         )?;
-        note(2, begun);
+        note(5, begun.elapsed());
 
         if let Some(runc) = &runc {
             let begun = Instant::now();
             runc.run(&format!("exuvia-bench-{}-{round}", std::process::id()))?;
-            note(3, begun);
+            note(6, begun.elapsed());
         }
         if let Some(docker) = &docker {
             let begun = Instant::now();
             docker.cold().await?;
-            note(4, begun);
+            note(7, begun.elapsed());
         }
 
         let begun = Instant::now();
         works(&warm).await?;
-        note(5, begun);
+        note(8, begun.elapsed());
 
         if let Some(runc) = &runc {
             let begun = Instant::now();
             succeeds(runc.command().args(["exec", &runc.warm, "true"]))?;
-            note(6, begun);
+            note(9, begun.elapsed());
         }
         if let Some(docker) = &docker {
             let begun = Instant::now();
             docker.exec().await?;
-            note(7, begun);
+            note(10, begun.elapsed());
         }
     }
     warm.close(Duration::ZERO).await?;
@@ -181,6 +306,13 @@ fn succeeds(command: &mut Command) -> Result<()> {
     .into())
 }
 
+/// The parts of one sandbox's life.
+struct Lap {
+    create: Duration,
+    run: Duration,
+    destroy: Duration,
+}
+
 /// The `oci` backend, through the library.
 struct Ours {
     data: std::path::PathBuf,
@@ -192,13 +324,13 @@ impl Ours {
     fn open(data: &Path) -> Result<Self> {
         Ok(Self {
             data: data.to_owned(),
-            backend: Arc::new(Oci::new(data, PROGRAM.into())?),
+            backend: Arc::new(Oci::new(data)?),
             filter: seccomp::default_filter()?,
         })
     }
 
     async fn sandbox(&self) -> Result<Sandbox> {
-        // The range stays taken while a sandbox uses it.
+        // Free again when this returns, but not given out while a sandbox uses it.
         let claim = Claim::take(&self.data)?;
         let spec = Spec {
             id: SandboxId::random(),
@@ -213,10 +345,18 @@ impl Ours {
         Ok(Sandbox::open(Arc::clone(&self.backend), spec, self.filter.clone()).await?)
     }
 
-    async fn cold(&self) -> Result<()> {
+    async fn cold(&self) -> Result<Lap> {
+        let begun = Instant::now();
         let sandbox = self.sandbox().await?;
+        let created = Instant::now();
         works(&sandbox).await?;
-        Ok(sandbox.close(Duration::ZERO).await?)
+        let ran = Instant::now();
+        sandbox.close(Duration::ZERO).await?;
+        Ok(Lap {
+            create: created - begun,
+            run: ran - created,
+            destroy: ran.elapsed(),
+        })
     }
 }
 

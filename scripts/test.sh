@@ -1,10 +1,26 @@
 #!/usr/bin/env bash
-# Runs every test; the runner's own summary is what comes last.
+# Runs every test; the runner's own summary is what comes last, but for what the tests left on the host, which fails them too.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
-cargo test --locked --doc --quiet
-if cargo nextest --version >/dev/null 2>&1; then
-    exec cargo nextest run --locked --no-fail-fast
+before=$(mktemp)
+trap 'rm -f "$before"' EXIT
+bash "$(dirname "$0")/host-state.sh" save "$before"
+
+run() {
+    cargo test --locked --doc --quiet || return
+    if cargo nextest --version >/dev/null 2>&1; then
+        cargo nextest run --locked --no-fail-fast
+    else
+        cargo test --locked --no-fail-fast --lib --tests
+    fi
+}
+passed=0
+run || passed=$?
+
+if ! left=$(bash "$(dirname "$0")/host-state.sh" compare "$before"); then
+    say "the tests left this on the host (or took it away):"
+    say "$left"
+    [ "$passed" -ne 0 ] || passed=1
 fi
-exec cargo test --locked --no-fail-fast --lib --tests
+exit "$passed"

@@ -23,6 +23,7 @@ use crate::run::{self, Service, Shop, bench};
 use crate::sandbox::backend::Backends;
 use crate::sandbox::{self, BackendName, reconcile};
 use crate::store::{self, sqlite::Sqlite};
+use crate::workdir;
 use crate::workspace::{self, Pool, Trees};
 
 /// What a service is made with.
@@ -96,8 +97,7 @@ impl Parts {
         secure_dir(data_dir)?;
         let clock: Arc<dyn Clock> = Arc::new(System);
         let store = Arc::new(Sqlite::open(data_dir, Arc::clone(&clock))?);
-        let launcher = std::env::current_exe().map_err(|source| data_dir_error(data_dir, source))?;
-        let backends = Backends::new(data_dir, launcher);
+        let backends = Backends::new(data_dir);
         let mirror = Arc::new(Mirror::open(data_dir, Arc::clone(&clock))?);
         Ok(Self {
             data_dir: data_dir.to_owned(),
@@ -135,7 +135,7 @@ impl Parts {
             }
         }
         let is_kept = |name: &str| name.parse().is_ok_and(|id| is_kept(&id));
-        if let Err(error) = workspace::sweep(&self.data_dir, is_kept) {
+        if let Err(error) = workdir::sweep(&self.data_dir, is_kept) {
             tracing::warn!(%error, "working directories not swept");
         }
         gone

@@ -125,7 +125,7 @@ id!(
     SandboxId, "sbx_");
 id!(
     /// One command in a sandbox.
-    ExecId, "exec_");
+    ExecId, "exe_");
 id!(
     /// A person's decision that is asked for.
     ApprovalId, "apr_");

@@ -47,16 +47,17 @@
 //! - [`assembly`]: puts the parts together over one data directory, and guards that directory.
 //! - [`run`]: durable runs. A pure core (`state.rs`: entries in, state out, no IO) and a shell that commits first and acts
 //!   second (`driver.rs`). `service.rs` is what every face calls.
-//! - [`fleet`]: all sandboxes that clients use directly, without an agent loop: their life, quota, time, warm pool, commands
-//!   and output, and the leases by which the next server goes on with them. One driver task owns one sandbox.
 //! - [`task`]: what is asked: the frozen request that a run starts from, and the task file that a person writes.
 //! - [`tool`]: what a model can call: schemas, argument checks, results and their size cap, one file a tool. It acts through
 //!   `tool::world::World` and knows no sandbox.
 //! - [`model`]: the [`model::ModelClient`] seam, the Chat Completions adapter and the scripted model.
-//! - [`sandbox`]: the [`sandbox::Backend`] seam with `oci` and `docker` behind it, images, control groups, the system-call
-//!   filter, and the host's half of the guest protocol. Knows no runs.
+//! - [`sandbox`]: the [`sandbox::Backend`] seam with `oci` and `docker` behind it, images, control groups, disk quotas, the
+//!   system-call filter, reading every wall back, and the host's half of the guest protocol. Knows no runs.
 //! - [`guest`]: PID 1 of every sandbox, static, with a supply chain of its own (feature `guest`). Knows `wire` and nothing else.
+//! - [`forge`]: a second life of the guest's program: the long-lived, single-threaded process of the host's root that makes
+//!   the sandboxes of the `oci` backend (feature `guest`). Knows `wire`, and no image.
 //! - [`wire`]: the frames between the two, used by both ends.
+//! - [`workdir`]: `DATA/work/NAME`, the directory of one sandbox with the volume that its workspace is on; swept by its owner's name.
 //! - [`workspace`]: files that outlive a sandbox, as content-addressed trees; snapshots, restore, diff, archives, apply.
 //! - [`policy`]: the file format, its checks, its canonical form and hash, and [`policy::decide()`]. Deny is the default.
 //! - [`audit`]: the hash chain, its canonical bytes, signed heads, verification, queries.
@@ -70,7 +71,6 @@
 //!
 //! ```text
 //!  bin ─▶ cli ─▶ api ─────▶ run ─▶ tool, model, sandbox, workspace, task ─▶ policy, audit, secret ─▶ store ─▶ ids, clock, error
-//!          │      └─────▶ fleet ─▶ sandbox, workspace, policy, audit
 //!          └──▶ assembly ──▶ ┘                  └─▶ wire ◀─ guest
 //! ```
 //!
@@ -94,7 +94,6 @@
 //! | signal | what the outside wants of a run; waits in its *inbox* | `store/mod.rs` |
 //! | sandbox | one ephemeral container with limits and a guest inside (`sbx_…`) | `sandbox/session.rs` |
 //! | bench | a run's sandbox together with its working directory | `run/bench.rs` |
-//! | member | a sandbox of the fleet; its *lease* is what the next server knows of it, its *place* what the quota counts | `fleet/mod.rs` |
 //! | exec | one command in a sandbox | `sandbox/exec.rs` |
 //! | guest | the agent of ours that is PID 1 of a sandbox; *not* the AI agent | `guest/mod.rs` |
 //! | workspace | the files that outlive the sandbox; a *tree* is their content address | `workspace/tree.rs` |
@@ -106,6 +105,7 @@
 //! | record | one entry of the audit chain; a *head* is a signed count and hash of the chain | `audit/mod.rs`, `audit/head.rs` |
 //! | fault | the one error contract: code, message, retryable, details | `error.rs` |
 
+pub mod forge;
 pub mod guest;
 pub mod wire;
 
@@ -147,5 +147,7 @@ pub mod task;
 pub mod tasks;
 #[cfg(feature = "host")]
 pub mod tool;
+#[cfg(feature = "host")]
+pub mod workdir;
 #[cfg(feature = "host")]
 pub mod workspace;

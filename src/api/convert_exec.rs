@@ -8,7 +8,8 @@ use super::proto::{self, exec_ended::Cause as Pb, exec_event::Kind};
 use super::status::invalid;
 use crate::fleet::execs::{Channel, Counts, ExecView, Finish, How, Item, Offsets, OnDisconnect, Overflow, Start};
 use crate::fleet::state::Cause as Over;
-use crate::sandbox::Cause;
+use crate::sandbox::exec::{GRACE, Pressure};
+use crate::sandbox::{Background, Cause, TerminalSize};
 
 /// Largest piece of standard input in one message.
 pub const MAX_STDIN: usize = 1 << 20;
@@ -26,14 +27,23 @@ pub fn start(start: proto::ExecStart) -> Result<Start, Status> {
         Ok(proto::Overflow::Drop) => Overflow::Drop,
         Err(_) => return Err(no_enum("overflow", start.overflow)),
     };
+    let background = match proto::Background::try_from(start.background) {
+        Ok(proto::Background::Unspecified | proto::Background::Kill) => Background::Kill,
+        Ok(proto::Background::Keep) => Background::Keep,
+        Err(_) => return Err(no_enum("background", start.background)),
+    };
     Ok(Start {
         argv: start.argv,
         env: start.env.into_iter().collect(),
         cwd: (!start.cwd.is_empty()).then_some(start.cwd),
         timeout: duration_in(start.timeout, "timeout")?,
         stdin: start.stdin,
+        terminal: start.terminal.map(terminal).transpose()?,
         on_disconnect,
+        background,
         overflow,
+        user: (!start.user.is_empty()).then_some(start.user),
+        grace: duration_in(start.grace, "grace")?.unwrap_or(GRACE),
         by: start.by,
     })
 }
@@ -42,10 +52,7 @@ pub fn start(start: proto::ExecStart) -> Result<Start, Status> {
 pub fn item(item: Item) -> proto::ExecEvent {
     let kind = match item {
         Item::Output { channel, offset, bytes } => {
-            let output = proto::ExecOutput {
-                offset,
-                data: bytes.into(),
-            };
+            let output = proto::ExecOutput { offset, data: bytes };
             match channel {
                 Channel::Stdout => Kind::Stdout(output),
                 Channel::Stderr => Kind::Stderr(output),
@@ -77,19 +84,32 @@ fn counts(counts: Counts) -> Option<proto::StreamCounts> {
 
 fn ended(finish: &Finish, by_channel: [Counts; 3]) -> proto::ExecEnded {
     let known = finish.ended.as_ref();
-    let [stdout, stderr, _] = by_channel;
+    let [stdout, stderr, pty] = by_channel;
     let base = proto::ExecEnded {
         duration: duration(finish.duration),
         cpu: known.and_then(|ended| duration(ended.cpu)),
         max_rss_bytes: known.map_or(0, |ended| ended.max_rss_bytes),
         killed_descendants: known.map_or(0, |ended| ended.killed_descendants),
+        kept_descendants: known.map_or(0, |ended| ended.kept_descendants),
+        pressure: known.map(|ended| pressure(&ended.pressure)),
         stdout: counts(stdout),
         stderr: counts(stderr),
+        pty: counts(pty),
         ..Default::default()
     };
     let with = |cause: Pb| proto::ExecEnded {
         cause: cause.into(),
         ..base.clone()
+    };
+    let of = |cause: Pb, by: &str, reason: &str| proto::ExecEnded {
+        by: by.to_owned(),
+        reason: reason.to_owned(),
+        ..with(cause)
+    };
+    let memory = |cause: Pb, limit: u64, peak: u64| proto::ExecEnded {
+        limit: Some(limit),
+        peak: Some(peak),
+        ..with(cause)
     };
     match &finish.how {
         How::Itself(Cause::Exited { code }) => proto::ExecEnded {
@@ -107,25 +127,20 @@ fn ended(finish: &Finish, by_channel: [Counts; 3]) -> proto::ExecEnded {
         How::Itself(Cause::OutOfMemory {
             limit_bytes,
             peak_bytes,
-        }) => proto::ExecEnded {
-            limit: Some(*limit_bytes),
-            peak: Some(*peak_bytes),
-            ..with(Pb::OutOfMemory)
-        },
-        How::Itself(Cause::Killed { by }) => proto::ExecEnded {
-            by: by.clone(),
-            ..with(Pb::Killed)
-        },
-        How::Killed { by, reason } => proto::ExecEnded {
-            by: by.clone(),
-            reason: reason.clone(),
-            ..with(Pb::Killed)
-        },
-        How::Disconnected => with(Pb::Disconnected),
-        How::Itself(Cause::SandboxLost { reason }) | How::Lost { reason } => proto::ExecEnded {
-            reason: reason.clone(),
-            ..with(Pb::SandboxLost)
-        },
+        }) => memory(Pb::OutOfMemory, *limit_bytes, *peak_bytes),
+        How::Itself(Cause::Killed { by }) => of(Pb::Killed, by, ""),
+        How::Itself(Cause::Disconnected) => with(Pb::Disconnected),
+        How::Itself(Cause::SandboxKilled { by, reason }) => of(Pb::SandboxKilled, by, reason),
+        How::Itself(Cause::SandboxExpired) => with(Pb::SandboxExpired),
+        How::Itself(Cause::SandboxIdle) => with(Pb::SandboxIdle),
+        How::Itself(Cause::SandboxShutdown) => with(Pb::SandboxShutdown),
+        How::Itself(Cause::SandboxOutOfMemory {
+            limit_bytes,
+            peak_bytes,
+        }) => memory(Pb::SandboxOutOfMemory, *limit_bytes, *peak_bytes),
+        How::Itself(Cause::SandboxLost { reason }) => of(Pb::SandboxLost, "", reason),
+        // One server has a data directory, so nobody else can have attached.
+        How::Itself(Cause::Superseded) => of(Pb::SandboxLost, "", "another process has attached to it"),
         How::Sandbox(end) => {
             let cause = match end.cause {
                 Over::Killed => Pb::SandboxKilled,
@@ -136,12 +151,27 @@ fn ended(finish: &Finish, by_channel: [Counts; 3]) -> proto::ExecEnded {
                 Over::Lost | Over::CreateFailed => Pb::SandboxLost,
                 Over::Shutdown => Pb::SandboxShutdown,
             };
-            proto::ExecEnded {
-                by: end.by.clone(),
-                reason: end.reason.clone(),
-                ..with(cause)
-            }
+            of(cause, &end.by, &end.reason)
         }
+    }
+}
+
+fn pressure(pressure: &Pressure) -> proto::ExecPressure {
+    proto::ExecPressure {
+        oom_kills: pressure.oom_kills,
+        forks_refused: pressure.forks_refused,
+        pids_limit: pressure.pids_limit,
+        disk_full: pressure.disk_full,
+        disk_limit_bytes: pressure.disk_limit_bytes,
+    }
+}
+
+/// A size that a terminal can have.
+pub fn terminal(size: proto::TerminalSize) -> Result<TerminalSize, Status> {
+    let side = |count: u32| u16::try_from(count).ok().filter(|count| *count > 0);
+    match (side(size.rows), side(size.columns)) {
+        (Some(rows), Some(columns)) => Ok(TerminalSize { rows, columns }),
+        (_, _) => Err(invalid("a terminal has 1 to 65535 rows and columns")),
     }
 }
 

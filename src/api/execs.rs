@@ -1,19 +1,22 @@
 //! The streams of commands: what a client sends goes in, what the command's log has comes out. Each way goes on when the
 //! other waits.
 
+use std::sync::Arc;
+
 use futures::{Stream, StreamExt};
 use tonic::{Response, Status, Streaming};
 
 use super::proto::{self, attach_request, exec_request};
 use super::status::{self, invalid};
 use super::{Answer, Out, convert_exec as convert};
-use crate::fleet::Fleet;
 use crate::fleet::execs::{Attached, Entry};
+use crate::fleet::{Aim, Fleet};
 
 /// What a client says to a command that runs.
 enum Word {
     Stdin(Vec<u8>),
     Eof,
+    Resize(proto::TerminalSize),
     Signal(i32),
     Kill,
 }
@@ -31,10 +34,10 @@ pub async fn exec(fleet: &Fleet, mut words: Streaming<proto::ExecRequest>) -> An
         Ok(match word?.kind {
             Some(exec_request::Kind::Stdin(bytes)) => Word::Stdin(bytes),
             Some(exec_request::Kind::StdinEof(_)) => Word::Eof,
+            Some(exec_request::Kind::Resize(size)) => Word::Resize(size),
             Some(exec_request::Kind::Signal(signal)) => Word::Signal(signal),
             Some(exec_request::Kind::Kill(_)) => Word::Kill,
             Some(exec_request::Kind::Start(_)) | None => return Err(invalid("only the first message has `start`")),
-            Some(exec_request::Kind::Resize(_)) => return Err(invalid("the command has no terminal")),
         })
     });
     let ends_stdin = if has_stdin {
@@ -56,10 +59,10 @@ pub async fn attach(fleet: &Fleet, mut words: Streaming<proto::AttachRequest>) -
         Ok(match word?.kind {
             Some(attach_request::Kind::Stdin(bytes)) => Word::Stdin(bytes),
             Some(attach_request::Kind::StdinEof(_)) => Word::Eof,
+            Some(attach_request::Kind::Resize(size)) => Word::Resize(size),
             Some(attach_request::Kind::Signal(signal)) => Word::Signal(signal),
             Some(attach_request::Kind::Kill(_)) => Word::Kill,
             Some(attach_request::Kind::Start(_)) | None => return Err(invalid("only the first message has `start`")),
-            Some(attach_request::Kind::Resize(_)) => return Err(invalid("the command has no terminal")),
         })
     });
     Ok(respond(fleet, attached, words, AtHalfClose::Nothing, String::new()))
@@ -79,13 +82,13 @@ fn respond(
     at_half_close: AtHalfClose,
     by: String,
 ) -> Response<Out<proto::ExecEvent>> {
-    let entry = std::sync::Arc::clone(&attached.entry);
+    let entry = Arc::clone(&attached.entry);
     let (failed, failure) = tokio::sync::oneshot::channel();
     let passer = {
-        let (entry, fleet) = (std::sync::Arc::clone(&entry), fleet.clone());
+        let entry = Arc::clone(&entry);
         async move {
             let passed = tokio::select! {
-                passed = pass(&fleet, &entry, words, at_half_close, by) => passed,
+                passed = pass(&entry, words, at_half_close, by) => passed,
                 _ = entry.log.ended() => Ok(()),
             };
             if let Err(status) = passed {
@@ -128,7 +131,6 @@ fn respond(
 
 /// Passes a client's words on, in order; an error ends the call.
 async fn pass(
-    fleet: &Fleet,
     entry: &Entry,
     mut words: impl Stream<Item = Result<Word, Status>> + Send + Unpin,
     at_half_close: AtHalfClose,
@@ -153,8 +155,9 @@ async fn pass(
             Ok(Word::Eof) => control.close_input().await,
             Ok(Word::Signal(signal)) if (1..=64).contains(&signal) => control.signal(signal).await,
             Ok(Word::Signal(signal)) => return Err(invalid(format!("`signal`: there is no signal {signal}"))),
+            Ok(Word::Resize(size)) => control.resize(convert::terminal(size)?).await,
             Ok(Word::Kill) => {
-                fleet.kill_exec(entry, by.clone()).await;
+                entry.kill(&by).await;
                 Ok(())
             }
         };
@@ -170,10 +173,11 @@ pub async fn signal(fleet: &Fleet, request: proto::SignalRequest) -> Answer<prot
         sandbox_id,
         exec_id,
         signal,
-        tree: _,
+        tree,
         by,
     } = request;
-    let sent = fleet.signal(&sandbox_id, &exec_id, signal, &by).await;
+    let to = if tree { Aim::Tree } else { Aim::Group };
+    let sent = fleet.signal(&sandbox_id, &exec_id, signal, to, &by).await;
     sent.map_err(|error| status::of_fleet(&error))?;
     Ok(Response::new(proto::SignalResponse {}))
 }

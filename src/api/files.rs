@@ -8,15 +8,11 @@ use super::proto::{self, file_info, write_file_request};
 use super::status::{self, invalid};
 use super::{Answer, Out};
 use crate::fleet::{Error, Fleet, Visit};
-use crate::sandbox::files::{Entry, Kind, Range};
+use crate::sandbox::files::{Change, ChangeKind, Entry, Kind, Range};
 
-/// Bytes of a file in one streamed message.
-const CHUNK: u64 = 1 << 20;
 /// Most entries of one listing, and how deep it may go.
 const MOST_ENTRIES: u32 = 100_000;
 const MOST_DEPTH: u32 = 64;
-/// Largest file that can be written.
-const MAX_WRITE: usize = 64 << 20;
 
 fn failed(error: crate::sandbox::Error) -> Status {
     status::of_fleet(&Error::from(error))
@@ -59,43 +55,19 @@ pub async fn list(fleet: &Fleet, request: proto::ListFilesRequest) -> Answer<Out
 
 pub async fn read(fleet: &Fleet, request: proto::ReadFileRequest) -> Answer<Out<proto::FileChunk>> {
     let visit = visit(fleet, &request.sandbox_id, "")?;
-    let proto::ReadFileRequest {
-        path, offset, length, ..
-    } = request;
-    let end = match length {
-        0 => u64::MAX,
-        length => offset.saturating_add(length),
+    let range = Range {
+        offset: request.offset,
+        length: (request.length != 0).then_some(request.length),
     };
-    // The first piece tells whether there is such a file.
-    let first = piece(&visit, &path, offset, end).await?;
-    let chunks = async_stream::stream! {
-        let (mut at, mut next) = (offset, first);
-        while !next.is_empty() {
-            at += next.len() as u64;
-            let is_last = (next.len() as u64) < CHUNK || at >= end;
-            yield Ok(proto::FileChunk { data: next });
-            if is_last {
-                return;
-            }
-            next = match piece(&visit, &path, at, end).await {
-                Ok(next) => next,
-                Err(status) => {
-                    yield Err(status);
-                    return;
-                }
-            };
+    let reading = visit.sandbox().files().read_stream(&request.path, range).await;
+    let mut reading = reading.map_err(failed)?;
+    let chunks = async_stream::try_stream! {
+        let _visit = visit;
+        while let Some(data) = reading.next().await.map_err(failed)? {
+            yield proto::FileChunk { data };
         }
     };
     Ok(Response::new(Box::pin(chunks)))
-}
-
-async fn piece(visit: &Visit, path: &[u8], offset: u64, end: u64) -> Result<Vec<u8>, Status> {
-    let range = Range {
-        offset,
-        length: Some(CHUNK.min(end - offset)),
-    };
-    let content = visit.sandbox().files().read(path, range).await.map_err(failed)?;
-    Ok(content.bytes)
 }
 
 pub async fn write(fleet: &Fleet, mut parts: Streaming<proto::WriteFileRequest>) -> Answer<proto::FileInfo> {
@@ -107,24 +79,70 @@ pub async fn write(fleet: &Fleet, mut parts: Streaming<proto::WriteFileRequest>)
     if start.mode > 0o7777 {
         return Err(invalid("`mode` is at most 07777"));
     }
-    let mut bytes = Vec::new();
-    while let Some(part) = parts.next().await {
-        match part?.kind {
-            Some(write_file_request::Kind::Data(data)) if bytes.len() + data.len() <= MAX_WRITE => bytes.extend(data),
-            Some(write_file_request::Kind::Data(_)) => {
-                return Err(invalid(format!("a file is written with at most {MAX_WRITE} bytes")));
-            }
-            Some(write_file_request::Kind::Start(_)) | None => {
-                return Err(invalid("only the first message has `start`"));
+    let mode = (start.mode != 0).then_some(start.mode);
+    let mut bytes = 0_u64;
+    let writing = async {
+        let mut writing = visit
+            .sandbox()
+            .files()
+            .write_stream(&start.path, mode)
+            .await
+            .map_err(failed)?;
+        // A stream that breaks off leaves everything as it was.
+        while let Some(part) = parts.message().await? {
+            match part.kind {
+                Some(write_file_request::Kind::Data(data)) => {
+                    bytes += data.len() as u64;
+                    writing.write(&data).await.map_err(failed)?;
+                }
+                Some(write_file_request::Kind::Start(_)) | None => {
+                    return Err(invalid("only the first message has `start`"));
+                }
             }
         }
+        writing.finish().await.map_err(failed)
+    };
+    let written = writing.await;
+    let details = json!({ "path": shown(&start.path), "bytes": bytes,
+        "reason": written.as_ref().err().map(Status::message) });
+    let outcome = if written.is_ok() { "ok" } else { "failed" };
+    visit.record("file.written", outcome, details).await;
+    Ok(Response::new(info(written?)))
+}
+
+pub async fn watch(fleet: &Fleet, request: proto::WatchFilesRequest) -> Answer<Out<proto::FileChange>> {
+    let visit = visit(fleet, &request.sandbox_id, "")?;
+    let watch = visit.sandbox().files().watch(&request.path, request.recursive).await;
+    let mut watch = watch.map_err(failed)?;
+    let changes = async_stream::try_stream! {
+        let _visit = visit;
+        // It is on.
+        yield proto::FileChange::default();
+        loop {
+            yield change(watch.next().await.map_err(failed)?);
+        }
+    };
+    let stop = fleet.stopping();
+    let changes = changes.take_until(async move { stop.cancelled().await });
+    Ok(Response::new(Box::pin(changes)))
+}
+
+fn change(change: Change) -> proto::FileChange {
+    use proto::file_change::Type;
+    let kind = match change.kind {
+        ChangeKind::Created => Type::Created,
+        ChangeKind::Modified => Type::Modified,
+        ChangeKind::Removed => Type::Removed,
+        ChangeKind::MovedFrom => Type::MovedFrom,
+        ChangeKind::MovedTo => Type::MovedTo,
+        ChangeKind::Attributes => Type::Attributes,
+        ChangeKind::Lost => Type::Lost,
+    };
+    proto::FileChange {
+        r#type: kind.into(),
+        path: change.path,
+        directory: change.directory,
     }
-    let mode = (start.mode != 0).then_some(start.mode);
-    let written = visit.sandbox().files().write(&start.path, &bytes, mode).await;
-    let details = json!({ "path": shown(&start.path), "bytes": bytes.len() });
-    on_record(&visit, "file.written", &written, details).await;
-    written.map_err(failed)?;
-    told(&visit, &start.path).await
 }
 
 async fn on_record<T>(

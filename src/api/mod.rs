@@ -11,6 +11,7 @@ mod convert_sandbox;
 mod execs;
 mod files;
 pub mod json;
+mod ports;
 mod sandboxes;
 pub mod server;
 mod status;

@@ -1,11 +1,11 @@
-//! SandboxService: each method converts, makes one call and converts back. Files and ports are in `files.rs`, the streams of
-//! commands in `execs.rs`.
+//! SandboxService: each method converts, makes one call and converts back. The streams of commands are in `execs.rs`, files in
+//! `files.rs`, ports in `ports.rs`.
 
 use futures::StreamExt;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::proto::sandbox_service_server::SandboxService;
-use super::{Answer, Out, convert_exec, convert_sandbox as convert, execs, files, page_token, proto, status};
+use super::{Answer, Out, convert_exec, convert_sandbox as convert, execs, files, page_token, ports, proto, status};
 use crate::fleet::{Fleet, Query};
 
 const PAGE: usize = 50;
@@ -161,8 +161,8 @@ impl SandboxService for Sandboxes {
         files::remove(&self.fleet, request.into_inner()).await
     }
 
-    async fn watch_files(&self, _: Request<proto::WatchFilesRequest>) -> Answer<Self::WatchFilesStream> {
-        not_here("watch of files")
+    async fn watch_files(&self, request: Request<proto::WatchFilesRequest>) -> Answer<Self::WatchFilesStream> {
+        files::watch(&self.fleet, request.into_inner()).await
     }
 
     async fn stats(&self, request: Request<proto::StatsRequest>) -> Answer<Self::StatsStream> {
@@ -232,8 +232,8 @@ impl SandboxService for Sandboxes {
         answer(self.fleet.kill(&sandbox_id, by, reason).await)
     }
 
-    async fn dial(&self, _: Request<Streaming<proto::DialRequest>>) -> Answer<Self::DialStream> {
-        not_here("way to ports")
+    async fn dial(&self, request: Request<Streaming<proto::DialRequest>>) -> Answer<Self::DialStream> {
+        ports::dial(&self.fleet, request.into_inner()).await
     }
 }
 

@@ -1,9 +1,11 @@
 //! `exuvia doctor`: what this host can enforce, each gap with what to do about it.
 //!
 //! Exit 0 when the default policy can be enforced, 1 when not. Looks and tries: it makes one sandbox and removes it, and the
-//! data directory where there is none. The checks are in `checks`, the host's sysctls in `sysctls`.
+//! data directory where there is none. The checks are in `checks`, `disks` and `strays`, the host's sysctls in `sysctls`.
 
 mod checks;
+mod disks;
+mod strays;
 mod sysctls;
 
 use serde::Serialize;
@@ -11,7 +13,12 @@ use serde::Serialize;
 use super::{Context, Error, Exit};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// End what dead servers left on this host whose data directories are gone: sandboxes and mounts that no start of a
+    /// server would find.
+    #[arg(long)]
+    fix: bool,
+}
 
 /// One thing that was looked at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -78,13 +85,13 @@ struct Report {
     switches: Vec<Finding>,
 }
 
-pub async fn run(_: Args, context: &Context) -> Result<Exit, Error> {
-    let program = std::env::current_exe().ok();
-    let needed = checks::host();
+pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
+    let mut needed = checks::host();
+    needed.extend([disks::quota(&context.data_dir), strays::look(args.fix)]);
     let report = Report {
-        sandbox: checks::sandbox(&context.data_dir, program).await,
+        sandbox: checks::sandbox(&context.data_dir).await,
         needed,
-        more: checks::more(&context.data_dir).await,
+        more: [disks::kinds(&context.data_dir), checks::more(&context.data_dir).await].concat(),
         switches: sysctls::all(),
     };
     let able = report.is_able();

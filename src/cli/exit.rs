@@ -117,6 +117,7 @@ from_module!(
     crate::secret::Error,
     crate::workspace::Error,
     crate::run::Error,
+    crate::workdir::Error,
     crate::assembly::Error,
     crate::audit::Error,
     crate::task::FileError

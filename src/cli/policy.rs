@@ -191,25 +191,34 @@ fn show(policy: &Policy) -> String {
     line(
         "sandbox",
         format!(
-            "isolation {}, backend {backend}, image {}, seccomp default, network none",
+            "isolation {}, backend {backend}, image {}, seccomp {}, network none",
             policy.isolation(),
-            policy.image()
+            policy.image(),
+            policy.seccomp()
         ),
     );
     line(
         "limits",
         format!(
-            "cpus {}, memory {}, swap {}, pids {}, open files {}, /tmp {}, file size {}, wall time {}",
+            "cpus {}, memory {}, swap {}, pids {}, open files {}, /tmp {}, /dev/shm {}, {} files in each, file size {}, \
+             wall time {}",
             limits.cpus,
             show_size(limits.memory_bytes),
             show_size(limits.swap_bytes),
             limits.pids,
             limits.open_files,
             show_size(limits.tmp_bytes),
+            show_size(limits.shm_bytes),
+            limits.tmp_inodes,
             show_size(limits.file_bytes),
             show_duration(limits.wall_time)
         ),
     );
+    let disk = limits.disk.map_or("no limit".to_owned(), |quota| {
+        format!("{}, {} files", show_size(quota.bytes), quota.inodes)
+    });
+    let kind = limits.disk_kind.map_or("any".to_owned(), |kind| kind.to_string());
+    line("disk", format!("{disk}, kind {kind}"));
     let count = |n: Option<u64>| n.map_or("no limit".to_owned(), |n| n.to_string());
     line(
         "budgets",

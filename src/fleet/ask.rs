@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Error;
 use crate::policy::{Policies, Policy};
 use crate::sandbox::backend::Backends;
+use crate::sandbox::seccomp::Profile;
 use crate::sandbox::{BackendName, ImageRef, Isolation, Limits, Mount};
 use crate::workspace::{Pool, Revision};
 
@@ -42,6 +43,7 @@ pub(super) struct Shape {
     pub isolation: Isolation,
     pub limits: Limits,
     pub mounts: Vec<Mount>,
+    pub seccomp: Profile,
 }
 
 /// An [`Ask`] that the policy agrees to.
@@ -150,6 +152,7 @@ impl Shape {
             isolation,
             limits: policy.limits().clone(),
             mounts: policy.mounts().to_vec(),
+            seccomp: policy.seccomp(),
         })
     }
 }

@@ -170,6 +170,7 @@ fn enlist(
         format_version: FORMAT_VERSION,
         backend: shape.backend,
         spec,
+        seccomp: shape.seccomp,
         policy_name: policy.name().to_owned(),
         policy_hash: policy.hash().to_owned(),
         policy: policy.snapshot(),
@@ -229,6 +230,7 @@ pub(super) fn driver(inner: &Arc<Inner>, lease: Lease, lacks: Vec<String>, state
         execs: Execs::new(Arc::clone(&inner.clock)),
         activity: Activity::new(Arc::clone(&inner.clock)),
         clock: Arc::clone(&inner.clock),
+        on_shutdown: inner.config.on_shutdown,
         orders,
         view: view.subscribe(),
         sandbox: OnceLock::new(),
@@ -241,5 +243,6 @@ pub(super) fn driver(inner: &Arc<Inner>, lease: Lease, lacks: Vec<String>, state
         view,
         lease,
         place,
+        has_execs: true,
     }
 }

@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::Error;
+use super::execs::take_over;
 use super::lease::{self, Lease};
 use super::maker::{Made, blocking};
 use super::member::{Done, Member, Order, View};
@@ -41,6 +42,8 @@ pub(super) struct Driver {
     pub view: watch::Sender<View>,
     pub lease: Lease,
     pub place: Place,
+    /// Whether the commands of an earlier server have been taken over: a guest that stands still cannot tell of them.
+    pub has_execs: bool,
 }
 
 /// A snapshot that is being taken, and who waits for it.
@@ -290,6 +293,10 @@ impl Driver {
             made.sandbox.thaw().await?;
             self.lease.paused = false;
             self.write_lease().await?;
+            if !self.has_execs {
+                take_over(&self.member, &made.sandbox, &self.fleet.trail, &self.fleet.tasks).await?;
+                self.has_execs = true;
+            }
             self.set(next);
             self.record(&actor(by), "sandbox.resumed", "ok", Value::Null).await;
         }

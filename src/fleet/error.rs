@@ -8,7 +8,7 @@ use super::state::{Cause, Denied, End};
 use crate::error::Kind;
 use crate::ids::{ExecId, SandboxId};
 use crate::sandbox::Isolation;
-use crate::{policy, sandbox, workspace};
+use crate::{policy, sandbox, workdir, workspace};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -52,6 +52,8 @@ pub enum Error {
     Sandbox(#[from] sandbox::Error),
     #[error(transparent)]
     Workspace(#[from] workspace::Error),
+    #[error(transparent)]
+    Directory(#[from] workdir::Error),
     #[error("no {what} `{id}`")]
     NoWorkspace { what: &'static str, id: String },
     #[error("no system-call filter for this host")]
@@ -87,6 +89,7 @@ impl Error {
             Self::Create(error) => error.kind(),
             Self::Sandbox(error) => error.kind(),
             Self::Workspace(error) => error.kind(),
+            Self::Directory(error) => error.kind(),
             Self::OffRecord | Self::Stopping => Kind::Unavailable,
             Self::Lease { .. } => Kind::Internal,
         }
@@ -114,6 +117,8 @@ impl Error {
             Self::Create(error) => error.reason(),
             Self::Sandbox(error) => of_sandbox(error),
             Self::Workspace(_) => "WORKSPACE",
+            Self::Directory(workdir::Error::Disk(_)) => "DISK",
+            Self::Directory(workdir::Error::Directory { .. }) => "INTERNAL",
             Self::NoWorkspace { .. } => "WORKSPACE_NOT_FOUND",
             Self::OffRecord => "OFF_RECORD",
             Self::Lease { .. } => "INTERNAL",
@@ -141,9 +146,14 @@ fn of_sandbox(error: &sandbox::Error) -> &str {
         sandbox::Error::Image { .. } => "IMAGE",
         sandbox::Error::NotFound(_) => "SANDBOX_NOT_FOUND",
         sandbox::Error::Backend { .. } => "BACKEND",
+        sandbox::Error::Breached(_) => "UNSUPPORTED",
+        sandbox::Error::Disk(_) => "DISK",
         sandbox::Error::GuestLost { .. } => "SANDBOX_LOST",
         // The guest's own word: `program_not_found`, `cwd_not_found`, `not_found`, `permission`, …
         sandbox::Error::NotStarted { code, .. } | sandbox::Error::File { code, .. } => code,
+        sandbox::Error::NoExec(_) => "EXEC_NOT_FOUND",
+        sandbox::Error::OutputDropped { .. } => "OUTPUT_DROPPED",
+        sandbox::Error::Refused { .. } => "PORT_REFUSED",
         sandbox::Error::CleanUp { cause, .. } => of_sandbox(cause),
     }
 }

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
 use crate::ids::SandboxId;
+use crate::sandbox::seccomp::Profile;
 use crate::sandbox::{BackendName, Spec};
 
 /// What leases of this build are written in.
@@ -25,6 +26,8 @@ pub(super) struct Lease {
     pub format_version: u32,
     pub backend: BackendName,
     pub spec: Spec,
+    /// The filter that its commands get.
+    pub seccomp: Profile,
     pub policy_name: String,
     pub policy_hash: String,
     /// The policy as it was, canonical.

@@ -9,8 +9,10 @@ use super::ask::Shape;
 use super::lease::Lease;
 use crate::ids::SandboxId;
 use crate::sandbox::backend::Backends;
+use crate::sandbox::disk::Volumes;
 use crate::sandbox::{self, Life, Sandbox, Spec, identity, seccomp};
-use crate::workspace::{self, Index, Pool, Revision, WorkDir};
+use crate::workdir::WorkDir;
+use crate::workspace::{self, Index, Pool, Revision};
 
 /// How long the guest of an earlier server's sandbox may take to answer.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -21,7 +23,8 @@ pub(super) struct Maker {
     data_dir: PathBuf,
     backends: Backends,
     trees: Pool,
-    filter: Vec<u8>,
+    volumes: Volumes,
+    filters: seccomp::Filters,
 }
 
 /// A sandbox that is up, and its directory.
@@ -42,7 +45,8 @@ impl Maker {
             data_dir: data_dir.to_owned(),
             backends,
             trees,
-            filter: seccomp::default_filter()?,
+            volumes: Volumes::new(data_dir),
+            filters: seccomp::Filters::compile()?,
         })
     }
 
@@ -62,9 +66,10 @@ impl Maker {
     pub async fn make(&self, id: SandboxId, shape: &Shape) -> Result<Made, Error> {
         let backend = self.backends.get(shape.backend).await?;
         let (data_dir, name) = (self.data_dir.clone(), id.to_string());
+        let (volumes, limits) = (self.volumes.clone(), shape.limits.clone());
         let taken = blocking(move || {
             let claim = identity::Claim::take(&data_dir)?;
-            let directory = WorkDir::make(&data_dir, &name)?;
+            let directory = WorkDir::open(&data_dir, &name, &volumes, &limits, claim.identity().host_uid())?;
             Ok::<_, Error>((claim, directory))
         });
         let (claim, directory) = taken.await?;
@@ -81,7 +86,7 @@ impl Maker {
                 mounts: shape.mounts.clone(),
                 labels: [("fleet".to_owned(), "direct".to_owned())].into(),
             };
-            let sandbox = Sandbox::open(backend, spec, self.filter.clone()).await?;
+            let sandbox = Sandbox::open(backend, spec, self.filters.of(shape.seccomp).to_vec()).await?;
             match sandbox.life().await {
                 Ok(life) => Ok((sandbox, life, index)),
                 Err(cause) => {
@@ -135,7 +140,13 @@ impl Maker {
         let backend = self.backends.get(lease.backend).await?;
         let (data_dir, name) = (self.data_dir.clone(), lease.spec.id.to_string());
         let directory = blocking(move || Ok::<_, Error>(WorkDir::adopt(&data_dir, &name)?)).await?;
-        let sandbox = Sandbox::adopt(backend, lease.spec.clone(), self.filter.clone()).await?;
+        let handle = backend.adopt(&lease.spec.id).await?;
+        let sandbox = Sandbox::known(
+            backend,
+            handle,
+            lease.spec.clone(),
+            self.filters.of(lease.seccomp).to_vec(),
+        );
         let life = sandbox.life().await?;
         match lease.paused {
             // It cannot answer. Frozen again, should that have come half way.

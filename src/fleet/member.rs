@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::Error;
 use super::activity::{Activity, Busy};
 use super::execs::Execs;
+use super::service::OnShutdown;
 use super::state::{Denied, End, State};
 use crate::clock::{Clock, Timestamp};
 use crate::ids::SandboxId;
@@ -75,6 +76,7 @@ pub(super) struct Member {
     pub execs: Execs,
     pub activity: Activity,
     pub clock: Arc<dyn Clock>,
+    pub on_shutdown: OnShutdown,
     pub orders: mpsc::Sender<Order>,
     pub view: watch::Receiver<View>,
     /// Once it has been made.

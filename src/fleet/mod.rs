@@ -39,4 +39,4 @@ pub use member::{Facts, View};
 pub use pool::{Stock, StockError};
 pub use recover::Recovered;
 pub use registry::Query;
-pub use service::{Config, Fleet, Info, OnShutdown, Parts, Visit};
+pub use service::{Aim, Config, Fleet, Info, OnShutdown, Parts, Visit};

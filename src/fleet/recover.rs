@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::Error;
 use super::create::{driver, lacks};
+use super::execs::take_over;
 use super::lease::{self, Lease};
 use super::maker::{Made, blocking, remove};
 use super::service::Fleet;
@@ -15,7 +16,7 @@ use super::trail::Ids;
 use crate::error::chain;
 use crate::ids::SandboxId;
 use crate::sandbox::BackendName;
-use crate::workspace::WorkDir;
+use crate::workdir::WorkDir;
 
 /// Sandboxes that are looked at side by side.
 const SIDE_BY_SIDE: usize = 16;
@@ -83,14 +84,20 @@ impl Fleet {
         let lacks = lacks(&inner.maker.backends().get(lease.backend).await?.capabilities());
         let state = if lease.paused { State::Paused } else { State::Running };
         let (key, id, expires_at) = (lease.key.clone(), lease.spec.id.clone(), lease.expires_at);
-        let driver = driver(inner, lease, lacks, state, inner.quota.take_over());
+        let mut driver = driver(inner, lease, lacks, state, inner.quota.take_over());
+        driver.has_execs = false;
         let _ = driver.member.sandbox.set(Arc::clone(&made.sandbox));
+        let mut execs = 0;
+        if !driver.lease.paused {
+            execs = take_over(&driver.member, &made.sandbox, &inner.trail, &inner.tasks).await?;
+            driver.has_execs = true;
+        }
         if let Some(key) = key {
             inner.registry.remember(&key, &id);
         }
         inner.registry.add(Arc::clone(&driver.member));
-        self.record(&id, "sandbox.adopted", json!({ "expires_at": expires_at }))
-            .await;
+        let details = json!({ "expires_at": expires_at, "execs": execs });
+        self.record(&id, "sandbox.adopted", details).await;
         inner
             .tasks
             .spawn("sandbox", move |stop| async move { driver.drive(made, &stop).await });

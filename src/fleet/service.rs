@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::Error;
 use super::activity::Busy;
 use super::ask::check_variable;
-use super::execs::{Asked, Attached, Entry, ExecView, Launch, Offsets, Start};
+use super::execs::{Attached, Entry, ExecView, Launch, Offsets, Start};
 use super::maker::Maker;
 use super::member::{Facts, Member, Order, View};
 use super::pool::{Stock, WarmPool};
@@ -58,6 +58,15 @@ impl Default for Config {
             stocks: Vec::new(),
         }
     }
+}
+
+/// Whom a signal goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Aim {
+    /// The command's process group.
+    Group,
+    /// Every process of the command.
+    Tree,
 }
 
 /// What a fleet is made of.
@@ -291,11 +300,11 @@ impl Fleet {
         Ok(self.0.registry.find(id)?.execs.list())
     }
 
-    /// Sends a signal to a command's process group; 0 only looks whether it runs.
+    /// Sends a signal to a command's process group, or to all of its processes; 0 only looks whether it runs.
     ///
     /// # Errors
     /// [`Error::ExecEnded`].
-    pub async fn signal(&self, id: &str, exec: &str, signal: i32, by: &str) -> Result<(), Error> {
+    pub async fn signal(&self, id: &str, exec: &str, signal: i32, to: Aim, by: &str) -> Result<(), Error> {
         if !(0..=64).contains(&signal) {
             return Err(Error::Invalid(format!("`signal`: there is no signal {signal}")));
         }
@@ -305,7 +314,11 @@ impl Fleet {
             return Err(ended());
         }
         if signal != 0 {
-            entry.control().signal(signal).await.map_err(|_| ended())?;
+            let sent = match to {
+                Aim::Group => entry.control().signal(signal).await,
+                Aim::Tree => entry.control().signal_tree(signal).await,
+            };
+            sent.map_err(|_| ended())?;
             let sandbox = self.get(id)?.id;
             let ids = Ids {
                 sandbox: &sandbox,
@@ -315,11 +328,6 @@ impl Fleet {
             self.0.trail.put(&actor(by), "exec.signalled", "ok", ids, details).await;
         }
         Ok(())
-    }
-
-    /// Kills a command with all its descendants.
-    pub async fn kill_exec(&self, entry: &Entry, by: String) {
-        entry.kill(Asked::Kill { by }).await;
     }
 
     /// Enters a sandbox, to do something with its files.

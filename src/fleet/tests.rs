@@ -12,6 +12,7 @@ use super::execs::{Item, OnDisconnect, Overflow, Start};
 use super::state::{Cause, Denied, Effect, End, Event, State, step};
 use super::*;
 use crate::clock::{Clock, Timestamp};
+use crate::sandbox::Background;
 use crate::sandbox::backend::Backends;
 use crate::sandbox::backend::fake::{Call, Fake};
 use crate::store::memory::Memory;
@@ -86,8 +87,12 @@ fn shell(text: &str) -> Start {
         cwd: None,
         timeout: None,
         stdin: false,
+        terminal: None,
         on_disconnect: OnDisconnect::Keep,
+        background: Background::Kill,
         overflow: Overflow::Wait,
+        user: None,
+        grace: Duration::from_millis(500),
         by: "tester".into(),
     }
 }

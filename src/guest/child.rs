@@ -15,16 +15,19 @@ use nix::sys::signal::Signal;
 use nix::unistd::{self, ForkResult, Gid, Pid, Uid};
 use prost::Message;
 
-use super::{files, sys};
-use crate::wire::{Exec, Fault};
+use super::{files, sys, terminal, user};
+use crate::wire::{Exec, Fault, Stream, TerminalSize};
+
+/// What a program's output pipe holds, as far as the kernel allows it.
+const PIPE: libc::c_int = 256 << 10;
 
 /// A program that was forked, and this side's ends of its pipes.
 pub struct Child {
     pub pid: Pid,
     /// Absent when it reads `/dev/null`.
     pub stdin: Option<OwnedFd>,
-    pub stdout: OwnedFd,
-    pub stderr: OwnedFd,
+    /// One for each stream.
+    pub outputs: Vec<(Stream, OwnedFd)>,
     /// Ends when the program runs; before that, one encoded [`Fault`] if it cannot.
     pub report: OwnedFd,
 }
@@ -42,6 +45,14 @@ pub struct Plan {
     rlimits: Vec<(u32, u64)>,
     filter: Vec<libc::sock_filter>,
     stdin: bool,
+    terminal: Option<TerminalSize>,
+}
+
+/// What a program gets as its standard input, output and error, and this side's ends of that.
+struct Wiring {
+    theirs: [Option<OwnedFd>; 3],
+    stdin: Option<OwnedFd>,
+    outputs: Vec<(Stream, OwnedFd)>,
 }
 
 pub fn fault(code: &str, message: impl Into<String>, errno: Option<Errno>) -> Fault {
@@ -49,6 +60,7 @@ pub fn fault(code: &str, message: impl Into<String>, errno: Option<Errno>) -> Fa
         code: code.to_owned(),
         message: message.into(),
         errno: errno.map_or(0, |errno| errno as i32),
+        kept: None,
     }
 }
 
@@ -61,7 +73,11 @@ impl Plan {
     pub fn new(exec: Exec) -> Result<Self, Fault> {
         let bad = |message: &str| fault("bad_request", message, None);
         let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| bad("an argument, name or value holds a NUL"));
-        if exec.uid == 0 || exec.gid == 0 {
+        let (uid, gid) = match exec.user.as_str() {
+            "" => (exec.uid, exec.gid),
+            user => user::resolve(user, exec.user_base)?,
+        };
+        if uid == 0 || gid == 0 {
             return Err(bad("a program may not be uid or gid 0"));
         }
         if exec.argv.is_empty() != exec.files {
@@ -87,37 +103,56 @@ impl Plan {
             env,
             candidates: candidates.into_iter().map(text).collect::<Result<_, _>>()?,
             cwd: text(exec.cwd)?,
-            uid: Uid::from_raw(exec.uid),
-            gid: Gid::from_raw(exec.gid),
+            uid: Uid::from_raw(uid),
+            gid: Gid::from_raw(gid),
             rlimits: exec.rlimits.iter().map(|limit| (limit.resource, limit.value)).collect(),
             filter: filter(&exec.seccomp).ok_or_else(|| bad("no seccomp filter, or not one"))?,
             stdin: exec.stdin,
+            terminal: exec.terminal,
         })
     }
 
     /// Forks the program.
     pub fn spawn(&self) -> Result<Child, Fault> {
         let limit = |errno: Errno| fault("limit", format!("could not start a process: {errno}"), Some(errno));
-        let pipe = || unistd::pipe2(OFlag::O_CLOEXEC).map_err(limit);
-        let (input, output, error) = self.owning(|| Ok((pipe()?, pipe()?, pipe()?)))?;
-        let report = pipe()?;
+        let wiring = self.owning(|| match self.terminal {
+            None => self.pipes().map_err(limit),
+            Some(size) => terminals(size).map_err(|error| {
+                let errno = error.raw_os_error().map(Errno::from_raw);
+                fault("no_terminal", format!("could not make a terminal: {error}"), errno)
+            }),
+        })?;
+        let report = unistd::pipe2(OFlag::O_CLOEXEC).map_err(limit)?;
         let shim = Pid::this();
         match sys::fork().map_err(limit)? {
             ForkResult::Parent { child } => Ok(Child {
                 pid: child,
-                stdin: self.stdin.then_some(input.1),
-                stdout: output.0,
-                stderr: error.0,
+                stdin: wiring.stdin,
+                outputs: wiring.outputs,
                 report: report.0,
             }),
             ForkResult::Child => {
-                let stdin = self.stdin.then_some(input.0);
-                let fault = self.become_program(shim, stdin, output.1, error.1);
+                let fault = self.become_program(shim, wiring.theirs);
                 // The shim may be gone: then nobody wants to know.
                 let _ = File::from(report.1).write_all(&fault.encode_to_vec());
                 sys::exit(127)
             }
         }
+    }
+
+    fn pipes(&self) -> nix::Result<Wiring> {
+        let pipe = || unistd::pipe2(OFlag::O_CLOEXEC);
+        let (output, error) = (pipe()?, pipe()?);
+        sys::set_pipe_size(&output.0, PIPE);
+        let (theirs, stdin) = match self.stdin {
+            true => pipe().map(|(theirs, ours)| (Some(theirs), Some(ours)))?,
+            false => (None, None),
+        };
+        Ok(Wiring {
+            theirs: [theirs, Some(output.1), Some(error.1)],
+            stdin,
+            outputs: vec![(Stream::Stdout, output.0), (Stream::Stderr, error.0)],
+        })
     }
 
     /// Does something as the program's user to the file system, as making pipes that the program may open again by their
@@ -134,8 +169,8 @@ impl Plan {
     }
 
     /// Turns this process into the program; comes back only with the reason why it could not.
-    fn become_program(&self, shim: Pid, stdin: Option<OwnedFd>, stdout: OwnedFd, stderr: OwnedFd) -> Fault {
-        match self.prepare(shim, stdin, stdout, stderr) {
+    fn become_program(&self, shim: Pid, wiring: [Option<OwnedFd>; 3]) -> Fault {
+        match self.prepare(shim, wiring) {
             Err(fault) => fault,
             Ok(()) if self.argv.is_empty() => {
                 // Not one descriptor of the agent's, the report included, reaches the file plane.
@@ -148,19 +183,28 @@ impl Plan {
         }
     }
 
-    fn prepare(&self, shim: Pid, stdin: Option<OwnedFd>, stdout: OwnedFd, stderr: OwnedFd) -> Result<(), Fault> {
+    fn prepare(&self, shim: Pid, wiring: [Option<OwnedFd>; 3]) -> Result<(), Fault> {
         // A worthy victim: when memory runs out the kernel should take programs, never the agent. May be forbidden.
         let _ = std::fs::write("/proc/self/oom_score_adj", "500");
         unistd::setsid().map_err(internal("make a session"))?;
-        let stdin = match stdin {
-            Some(pipe) => pipe,
-            None => File::open("/dev/null")
-                .map_err(|_| internal("open /dev/null")(Errno::last()))?
-                .into(),
+        if let (Some(_), Some(terminal)) = (self.terminal, &wiring[0]) {
+            sys::control_terminal(terminal).map_err(internal("take the terminal"))?;
+        }
+        let null = match wiring.iter().all(Option::is_some) {
+            true => None,
+            false => Some(
+                File::open("/dev/null")
+                    .map_err(|_| internal("open /dev/null")(Errno::last()))?
+                    .into(),
+            ),
         };
-        unistd::dup2_stdin(&stdin)
-            .and_then(|()| unistd::dup2_stdout(&stdout))
-            .and_then(|()| unistd::dup2_stderr(&stderr))
+        let [stdin, stdout, stderr] = wiring.each_ref().map(|end| end.as_ref().or(null.as_ref()));
+        let (Some(stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
+            return Err(internal("set up standard input and output")(Errno::EBADF));
+        };
+        unistd::dup2_stdin(stdin)
+            .and_then(|()| unistd::dup2_stdout(stdout))
+            .and_then(|()| unistd::dup2_stderr(stderr))
             .map_err(internal("set up standard input and output"))?;
         for (resource, value) in &self.rlimits {
             sys::limit(*resource, *value).map_err(internal("set a resource limit"))?;
@@ -225,6 +269,16 @@ impl Plan {
             None => fault("program_not_found", format!("no program `{name}`"), Some(Errno::ENOENT)),
         }
     }
+}
+
+/// A terminal in place of all three.
+fn terminals(size: TerminalSize) -> std::io::Result<Wiring> {
+    let (master, slave) = terminal::make(size)?;
+    Ok(Wiring {
+        theirs: [Some(slave.try_clone()?), Some(slave.try_clone()?), Some(slave)],
+        stdin: Some(master.try_clone()?),
+        outputs: vec![(Stream::Pty, master)],
+    })
 }
 
 fn internal(doing: &'static str) -> impl Fn(Errno) -> Fault {

@@ -1,10 +1,10 @@
-//! PID 1: accepts connections, forks a shim for each, reaps.
+//! PID 1: accepts connections, forks a shim for each, reaps, and passes connections between shims.
 //!
-//! It reads no frame and keeps no state but the pids of its shims, so that nothing a connection carries can end it.
+//! It reads no frame and keeps no state but the pids of its shims and the list of detachable execs (`register`), so that
+//! nothing a connection carries can end it.
 
-use std::collections::HashSet;
 use std::io::{self, ErrorKind, Write};
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::{env, fs};
 
@@ -18,6 +18,8 @@ use nix::sys::socket::{SockFlag, accept4};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{ForkResult, Pid};
 
+use super::leash::{Leash, Patience};
+use super::register::{Register, Shims};
 use super::sys::{self, Reaped};
 use super::{Source, shim, tree};
 use crate::wire;
@@ -33,11 +35,12 @@ pub fn run(source: Source) -> io::Result<()> {
     fs::metadata("/proc/self/stat").map_err(|error| io::Error::other(format!("/proc is not mounted: {error}")))?;
     let signals = signals()?;
     match source {
-        Opened::Connected(connection) => shim::run(connection, &signals),
+        Opened::Connected(connection) => shim::run(connection, &signals, None),
         Opened::Listening(listener) => Init {
             listener,
             signals,
-            shims: HashSet::new(),
+            shims: Shims::new(),
+            register: Register::default(),
         }
         .serve(),
     }
@@ -95,22 +98,39 @@ fn signals() -> io::Result<SignalFd> {
 struct Init {
     listener: OwnedFd,
     signals: SignalFd,
-    shims: HashSet<Pid>,
+    shims: Shims,
+    register: Register,
 }
 
 impl Init {
     fn serve(mut self) -> io::Result<()> {
         loop {
-            let mut fds = [
+            let mut fds = vec![
                 PollFd::new(self.listener.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
             ];
+            let mut pids = Vec::with_capacity(self.shims.len());
+            for (pid, leash) in &self.shims {
+                if let Some(leash) = leash {
+                    fds.push(PollFd::new(leash.as_fd(), PollFlags::POLLIN));
+                    pids.push(*pid);
+                }
+            }
             match poll(&mut fds, PollTimeout::NONE) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(error) => return Err(error.into()),
             }
             let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(true);
             let (connected, signalled) = (ready(&fds[0]), ready(&fds[1]));
+            let speaking: Vec<Pid> = pids
+                .into_iter()
+                .zip(&fds[2..])
+                .filter(|(_, fd)| ready(fd))
+                .map(|(pid, _)| pid)
+                .collect();
+            for pid in speaking {
+                self.hear(pid);
+            }
             if signalled && self.asked_to_end() {
                 self.end();
                 return Ok(());
@@ -118,6 +138,19 @@ impl Init {
             if connected {
                 self.accept()?;
             }
+        }
+    }
+
+    /// Takes one message of a shim's.
+    fn hear(&mut self, pid: Pid) {
+        let Some(Some(leash)) = self.shims.get(&pid) else {
+            return;
+        };
+        match leash.receive(Patience::Now) {
+            Ok(Some(message)) => self.register.hear(pid, message, &self.shims),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            // The shim is about to be reaped.
+            Ok(None) | Err(_) => drop(self.shims.insert(pid, None)),
         }
     }
 
@@ -133,10 +166,15 @@ impl Init {
 
     fn reap(&mut self) {
         let mut lost_shim = false;
-        tree::reap_ended(|Reaped { pid, status, .. }| lost_shim |= self.shims.remove(&pid) && status != 0);
+        tree::reap_ended(|Reaped { pid, status, .. }| {
+            if self.shims.remove(&pid).is_some() {
+                self.register.forget(pid);
+                lost_shim |= status != 0;
+            }
+        });
         if lost_shim {
             // A shim that did not end by itself left its tree to us.
-            tree::kill_strays(&self.shims);
+            tree::kill_strays(&self.shims.keys().copied().collect());
         }
     }
 
@@ -150,13 +188,25 @@ impl Init {
             }
             Err(error) => return Err(error.into()),
         };
+        let (ours, theirs) = match Leash::pair() {
+            Ok(pair) => pair,
+            Err(errno) => {
+                refuse(connection, errno);
+                return Ok(());
+            }
+        };
         match sys::fork() {
             Ok(ForkResult::Child) => {
-                let result = shim::run(connection, &self.signals);
+                let mut kept = [
+                    connection.as_raw_fd(),
+                    theirs.as_raw_fd(),
+                    self.signals.as_fd().as_raw_fd(),
+                ];
+                let result = close_others(&mut kept).and_then(|()| shim::run(connection, &self.signals, Some(&theirs)));
                 sys::exit(i32::from(result.is_err()))
             }
             Ok(ForkResult::Parent { child }) => {
-                self.shims.insert(child);
+                self.shims.insert(child, Some(ours));
             }
             Err(errno) => refuse(connection, errno),
         }
@@ -170,12 +220,24 @@ impl Init {
     }
 }
 
+/// Closes what a shim has from init beside its standard streams and `kept`. Nothing of it is used again: a shim exits.
+fn close_others(kept: &mut [RawFd; 3]) -> io::Result<()> {
+    kept.sort_unstable();
+    let mut first = 3;
+    for fd in kept {
+        sys::close_range(first, *fd as u32 - 1, false)?;
+        first = *fd + 1;
+    }
+    Ok(sys::close_range(first, u32::MAX, false)?)
+}
+
 /// Says that no process could be made. Best effort: the peer must not be able to hold init up.
 fn refuse(mut connection: UnixStream, errno: Errno) {
     let fault = wire::Fault {
         code: "limit".to_owned(),
         message: format!("the sandbox can have no further process: {errno}"),
         errno: errno as i32,
+        kept: None,
     };
     let event = wire::Event {
         kind: Some(wire::event::Kind::Fault(fault)),

@@ -1,18 +1,27 @@
 //! The in-sandbox agent: PID 1 of every sandbox, a static binary that runs in enemy land.
 //!
-//! Owns: reaping (`init`), one forked *shim* for each connection that runs one exec (`shim`), what a program is and has
-//! when it starts (`child`), finding and ending whole process trees (`tree`), the file plane (`files`). Depends on `wire`
-//! and on nothing else of the crate. It holds no secret, and the host believes nothing it says without a check.
+//! Owns: reaping (`init`), one forked *shim* for each connection (`shim`), which runs one exec (`session`, its output in
+//! `streams`) or passes on one TCP connection (`dial`); the line between init and shims (`leash`, `register`), over which a
+//! later connection finds a detachable exec; what a program is and has when it starts (`child`, `user`, `terminal`), finding
+//! and ending whole process trees (`tree`), the file plane (`files`). Depends on `wire` and on nothing else of the crate. It holds no secret, and the host believes nothing it says without a check.
 //!
 //! The agent is uid 0 of its (user) namespace with `CAP_SETUID`, `CAP_SETGID` and `CAP_KILL`; programs are another uid
 //! with nothing. It is compiled for the host too, so that the host's tests and lints see it; the host itself uses `files`.
 
 mod child;
+mod dial;
 pub mod files;
 mod init;
+mod leash;
+mod outbox;
+mod register;
+mod session;
 mod shim;
-mod sys;
+mod streams;
+pub(crate) mod sys;
+mod terminal;
 mod tree;
+mod user;
 
 use std::os::fd::RawFd;
 use std::path::PathBuf;

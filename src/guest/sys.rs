@@ -163,6 +163,67 @@ pub fn pending(pipe: &impl AsFd) -> usize {
     if result == 0 { bytes.max(0) as usize } else { 0 }
 }
 
+/// Makes a pipe hold up to `bytes`; the kernel may allow less.
+pub fn set_pipe_size(pipe: &impl AsFd, bytes: libc::c_int) {
+    // SAFETY: no memory is passed. A refusal leaves the pipe as it is.
+    unsafe { libc::fcntl(pipe.as_fd().as_raw_fd(), libc::F_SETPIPE_SZ, bytes) };
+}
+
+/// Lets the other end of a new terminal be opened, and tells its number.
+pub fn unlock_terminal(master: &impl AsFd) -> nix::Result<u32> {
+    let master = master.as_fd().as_raw_fd();
+    let (unlock, mut number): (libc::c_int, libc::c_uint) = (0, 0);
+    // SAFETY: both calls take a pointer to an int that outlives them; the second writes it.
+    unsafe {
+        Errno::result(libc::ioctl(master, libc::TIOCSPTLCK, &raw const unlock))?;
+        Errno::result(libc::ioctl(master, libc::TIOCGPTN, &raw mut number))?;
+    }
+    Ok(number)
+}
+
+/// Opens the other end of a terminal, without a name.
+pub fn terminal_peer(master: &impl AsFd, flags: nix::fcntl::OFlag) -> nix::Result<OwnedFd> {
+    // SAFETY: no memory is passed; the descriptor that comes back is new and ours alone.
+    unsafe {
+        let peer = libc::ioctl(master.as_fd().as_raw_fd(), libc::TIOCGPTPEER, flags.bits());
+        Ok(OwnedFd::from_raw_fd(Errno::result(peer)?))
+    }
+}
+
+/// Makes a terminal the controlling one of this process's session.
+pub fn control_terminal(terminal: &impl AsFd) -> nix::Result<()> {
+    // SAFETY: no memory is passed.
+    Errno::result(unsafe { libc::ioctl(terminal.as_fd().as_raw_fd(), libc::TIOCSCTTY, 0) }).map(drop)
+}
+
+pub fn set_terminal_size(master: &impl AsFd, rows: u16, columns: u16) -> nix::Result<()> {
+    let size = libc::winsize {
+        ws_row: rows,
+        ws_col: columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // SAFETY: the call reads a winsize that outlives it.
+    Errno::result(unsafe { libc::ioctl(master.as_fd().as_raw_fd(), libc::TIOCSWINSZ, &raw const size) }).map(drop)
+}
+
+/// Milliseconds on the clock that all processes of the sandbox share.
+pub fn monotonic_ms() -> u64 {
+    let mut now = MaybeUninit::<libc::timespec>::zeroed();
+    // SAFETY: the pointer is valid; a zeroed timespec is a valid one, and this clock always exists.
+    let now = unsafe {
+        libc::clock_gettime(libc::CLOCK_MONOTONIC, now.as_mut_ptr());
+        now.assume_init()
+    };
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}
+
+/// Leaves a signal without effect on this process.
+pub fn ignore_signal(signal: nix::sys::signal::Signal) {
+    // SAFETY: no handler of ours is installed.
+    let _ = unsafe { nix::sys::signal::signal(signal, nix::sys::signal::SigHandler::SigIgn) };
+}
+
 /// Ends this process at once, without unwinding or flushing.
 pub fn exit(code: i32) -> ! {
     // SAFETY: _exit has no preconditions.

@@ -23,6 +23,11 @@ pub fn signal_all(signal: Signal, except: &HashSet<Pid>) {
     }
 }
 
+/// How many descendants live.
+pub fn count() -> usize {
+    descendants(&HashSet::new()).len()
+}
+
 /// Kills every descendant and reaps until none is left; each one reaped is handed to `ended`. Returns how many it killed.
 ///
 /// All are stopped first: killing one by one would free process slots for a tree that forks.

@@ -9,6 +9,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::Verdict;
+use crate::sandbox::disk::Kind as DiskKind;
+use crate::sandbox::seccomp::Profile as Seccomp;
 use crate::sandbox::{BackendName, Isolation};
 
 /// What a run may do: its walls, its limits, its tools. Anything that is not named here is denied.
@@ -36,7 +38,8 @@ pub struct Input {
     /// The root file system: `host` (a read-only view of the host's own `/usr`), `rootfs:/DIR`, `tar:/FILE` or
     /// `docker:NAME`. Default: `host`.
     pub image: Option<String>,
-    /// The system-call filter. There is one. Default: `default`.
+    /// The system-call filter. `strict` leaves out what debuggers, databases and browsers need, and a smaller part of the kernel
+    /// in reach. Default: `default`.
     pub seccomp: Option<Seccomp>,
     #[serde(default)]
     pub limits: LimitsInput,
@@ -51,12 +54,6 @@ pub struct Input {
     pub mounts: Option<Vec<MountInput>>,
     #[serde(default)]
     pub approvals: ApprovalsInput,
-}
-
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Seccomp {
-    Default,
 }
 
 /// Caps for the sandbox as a whole, enforced by the kernel.
@@ -78,6 +75,20 @@ pub struct LimitsInput {
     pub open_files: Option<u64>,
     /// Size of `/tmp`, which is memory. 1MiB to 1TiB. Default: `256MiB`.
     pub tmp: Option<String>,
+    /// Files, directories and links that `/tmp` can hold, and `/dev/shm`. Default: 10000.
+    #[schemars(range(min = 100, max = 10000000))]
+    pub tmp_inodes: Option<u64>,
+    /// Size of `/dev/shm`, which is memory. 1MiB to 1TiB. Default: `64MiB`.
+    pub shm: Option<String>,
+    /// What `/workspace` can hold, 16MiB to 16TiB. A host that cannot enforce it refuses the run. Default: `4GiB`.
+    pub disk: Option<String>,
+    /// Files, directories and links that `/workspace` can hold. Default: 200000.
+    #[schemars(range(min = 1000, max = 100000000))]
+    pub disk_inodes: Option<u64>,
+    /// The only thing that may enforce `disk`: `project` (a project quota of the data directory's file system), `image` (a
+    /// file system of its own in a file) or `tmpfs` (memory; at most half of `memory`). Default: the first of these that the host
+    /// has.
+    pub disk_kind: Option<DiskKind>,
     /// Largest single file that can be written, 1MiB to 16TiB. Default: `2GiB`.
     pub file_size: Option<String>,
     /// Life of the sandbox, 1s to 7 days. Default: `1h`.

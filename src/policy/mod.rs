@@ -40,6 +40,7 @@ pub use schema::schema;
 pub use violation::{Position, Violation};
 
 use crate::error::Kind;
+use crate::sandbox::seccomp::Profile;
 use crate::sandbox::{BackendName, ImageRef, Isolation, Limits, Mount};
 
 /// What policies of this build are written in, as files and as snapshots.
@@ -51,6 +52,7 @@ pub struct Policy {
     name: String,
     description: Option<String>,
     isolation: Isolation,
+    seccomp: Profile,
     backend: Option<BackendName>,
     image: ImageRef,
     limits: Limits,
@@ -75,6 +77,11 @@ impl Policy {
     /// The weakest isolation that will do.
     pub fn isolation(&self) -> Isolation {
         self.isolation
+    }
+
+    /// The system-call filter of every program.
+    pub fn seccomp(&self) -> Profile {
+        self.seccomp
     }
 
     /// `None`: any backend that can give the isolation.

@@ -13,6 +13,8 @@ use serde_json::Value;
 use super::budgets::Budgets;
 use super::rules::{Layer, Matcher, Rule, Tools};
 use super::{Error, FORMAT_VERSION, Policy, Verdict};
+use crate::sandbox::disk::{Kind as DiskKind, Quota};
+use crate::sandbox::seccomp::Profile;
 use crate::sandbox::{BackendName, Isolation, Limits, Mount};
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -44,6 +46,7 @@ struct Meaning {
 #[serde(rename_all = "snake_case")]
 enum Seccomp {
     Default,
+    Strict,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -63,7 +66,20 @@ struct LimitsForm {
     tmp_bytes: u64,
     file_bytes: u64,
     wall_time_ms: u64,
+    // Added later: left out where they are as they were before, so that older snapshots keep their hash.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tmp_inodes: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    shm_bytes: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    disk: Option<Quota>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    disk_kind: Option<DiskKind>,
 }
+
+/// What [`LimitsForm`] means where it says nothing.
+const FIRST_TMP_INODES: u64 = 10_000;
+const FIRST_SHM_BYTES: u64 = 64 << 20;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -193,7 +209,10 @@ impl Meaning {
             isolation: policy.isolation,
             backend: policy.backend,
             image: policy.image.to_string(),
-            seccomp: Seccomp::Default,
+            seccomp: match policy.seccomp {
+                Profile::Default => Seccomp::Default,
+                Profile::Strict => Seccomp::Strict,
+            },
             network: Network::None,
             limits: LimitsForm {
                 cpus: limits.cpus,
@@ -204,6 +223,10 @@ impl Meaning {
                 tmp_bytes: limits.tmp_bytes,
                 file_bytes: limits.file_bytes,
                 wall_time_ms: millis(limits.wall_time),
+                tmp_inodes: (limits.tmp_inodes != FIRST_TMP_INODES).then_some(limits.tmp_inodes),
+                shm_bytes: (limits.shm_bytes != FIRST_SHM_BYTES).then_some(limits.shm_bytes),
+                disk: limits.disk,
+                disk_kind: limits.disk_kind,
             },
             budgets: BudgetsForm {
                 steps: budgets.steps,
@@ -270,6 +293,10 @@ impl Snapshot {
             isolation: meaning.isolation,
             backend: meaning.backend,
             image: meaning.image.parse().map_err(|error| format!("{error}"))?,
+            seccomp: match meaning.seccomp {
+                Seccomp::Default => Profile::Default,
+                Seccomp::Strict => Profile::Strict,
+            },
             limits: Limits {
                 cpus: limits.cpus,
                 memory_bytes: limits.memory_bytes,
@@ -279,6 +306,10 @@ impl Snapshot {
                 tmp_bytes: limits.tmp_bytes,
                 file_bytes: limits.file_bytes,
                 wall_time: Duration::from_millis(limits.wall_time_ms),
+                tmp_inodes: limits.tmp_inodes.unwrap_or(FIRST_TMP_INODES),
+                shm_bytes: limits.shm_bytes.unwrap_or(FIRST_SHM_BYTES),
+                disk: limits.disk,
+                disk_kind: limits.disk_kind,
             },
             budgets: Budgets {
                 steps: budgets.steps,

@@ -17,12 +17,14 @@ use crate::error::Kind;
 use crate::ids::SandboxId;
 use crate::policy::Policy;
 use crate::sandbox::backend::Backends;
-use crate::sandbox::{self, BackendName, ImageRef, Isolation, Sandbox, Spec, identity, seccomp};
+use crate::sandbox::disk::{self, Volumes};
+use crate::sandbox::{self, BackendName, Identity, ImageRef, Isolation, Limits, Sandbox, Spec, identity, seccomp};
 use crate::store::{self, RunRecord, Store};
 use crate::task::Task;
 use crate::tool::registry::Registry;
 use crate::tool::{self, ToolResult};
-use crate::workspace::{self, BlobId, Index, Pool, Revision, WorkDir};
+use crate::workdir::{self, WorkDir};
+use crate::workspace::{self, BlobId, Index, Pool, Revision};
 
 /// How long a sandbox's processes have to end by themselves when it is closed.
 const GRACE: Duration = Duration::from_millis(200);
@@ -45,6 +47,8 @@ pub enum Error {
         wanted: Isolation,
         missing: String,
     },
+    #[error(transparent)]
+    Directory(#[from] workdir::Error),
 }
 
 impl Error {
@@ -55,19 +59,23 @@ impl Error {
             Self::Lost(_) => Kind::Unavailable,
             Self::Store(error) => error.kind(),
             Self::Filter(_) | Self::Isolation { .. } => Kind::WrongState,
+            Self::Directory(error) => error.kind(),
         }
     }
 
     /// Stable code for [`crate::error::Fault`].
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Sandbox(sandbox::Error::Unsupported { .. }) | Self::Filter(_) | Self::Isolation { .. } => {
+            Self::Sandbox(sandbox::Error::Unsupported { .. } | sandbox::Error::Breached(_))
+            | Self::Filter(_)
+            | Self::Isolation { .. }
+            | Self::Directory(workdir::Error::Disk(disk::Error::Unsupported { .. } | disk::Error::NotTaken(_))) => {
                 "isolation_unavailable"
             }
             Self::Sandbox(sandbox::Error::Image { .. }) => "image",
             Self::Sandbox(_) | Self::Lost(_) => "sandbox_lost",
             Self::Workspace(workspace::Error::Limit { .. }) => "workspace_limit",
-            Self::Workspace(_) => "workspace",
+            Self::Workspace(_) | Self::Directory(_) => "workspace",
             Self::Store(_) => "store",
         }
     }
@@ -81,7 +89,8 @@ pub struct Maker {
     backends: Backends,
     clock: Arc<dyn Clock>,
     store: Arc<dyn Store>,
-    filter: Vec<u8>,
+    volumes: Volumes,
+    filters: seccomp::Filters,
     /// Sandboxes that could not be removed yet.
     stuck: Arc<tokio::sync::Mutex<Vec<Arc<Bench>>>>,
 }
@@ -94,16 +103,22 @@ impl Maker {
         clock: Arc<dyn Clock>,
         store: Arc<dyn Store>,
     ) -> Result<Self, Error> {
-        let filter = seccomp::default_filter()?;
+        let filters = seccomp::Filters::compile()?;
         Ok(Self {
             data_dir: data_dir.to_owned(),
+            volumes: Volumes::new(data_dir),
             pool,
             backends,
             clock,
             store,
-            filter,
+            filters,
             stuck: Arc::default(),
         })
+    }
+
+    /// With other volumes, as for tests whose sandboxes are not real.
+    pub fn with_volumes(self, volumes: Volumes) -> Self {
+        Self { volumes, ..self }
     }
 
     /// Closes a bench. One that cannot be removed is kept, with its directory and its user ids, and tried again later.
@@ -151,6 +166,13 @@ impl Maker {
         })
     }
 
+    /// A working directory with the disk quota of `limits`.
+    async fn work_dir(&self, id: &SandboxId, limits: &Limits, identity: Identity) -> Result<WorkDir, Error> {
+        let (data_dir, volumes) = (self.data_dir.clone(), self.volumes.clone());
+        let (name, limits, owner) = (id.to_string(), limits.clone(), identity.host_uid());
+        Ok(off_thread(move || WorkDir::open(&data_dir, &name, &volumes, &limits, owner)).await?)
+    }
+
     /// Makes a bench with the workspace as it is in `revision`; leaves nothing behind when it fails.
     pub async fn open(
         &self,
@@ -164,7 +186,7 @@ impl Maker {
         let backend = self.backends.get(task.backend).await?;
         let claim = identity::Claim::take(&self.data_dir)?;
         let id = SandboxId::random();
-        let directory = WorkDir::make(&self.data_dir, id.as_str())?;
+        let directory = self.work_dir(&id, policy.limits(), claim.identity()).await?;
         let owner = workspace::Owner {
             uid: claim.identity().host_uid(),
             gid: claim.identity().host_uid(),
@@ -184,12 +206,16 @@ impl Maker {
                 mounts: policy.mounts().to_vec(),
                 labels: [("run".to_owned(), record.run.to_string())].into(),
             };
-            Ok::<_, Error>((Sandbox::open(backend, spec, self.filter.clone()).await?, index))
+            Ok::<_, Error>((
+                Sandbox::open(backend, spec, self.filters.of(policy.seccomp()).to_vec()).await?,
+                index,
+            ))
         };
         let (sandbox, index) = match made.await {
             Ok(made) => made,
             Err(error) => {
-                directory.remove();
+                // Not before the last process that might write into it has ended: `Sandbox::open` sees to that.
+                off_thread(move || directory.remove()).await;
                 return Err(error);
             }
         };
@@ -213,6 +239,17 @@ impl Maker {
             return Err(error);
         }
         Ok(bench)
+    }
+}
+
+/// Blocking work, to its end.
+async fn off_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => unreachable!("blocking work that has begun is not cancelled"),
+        },
     }
 }
 
@@ -290,9 +327,7 @@ impl Bench {
     pub async fn close(&self) -> Result<(), sandbox::Error> {
         self.sandbox.close(GRACE).await?;
         let directory = self.directory.clone();
-        if let Err(error) = tokio::task::spawn_blocking(move || directory.remove()).await {
-            tracing::error!(sandbox = %self.id(), %error, "working directory not removed");
-        }
+        off_thread(move || directory.remove()).await;
         if let Err(error) = self.on_record("sandbox.destroyed", serde_json::Value::Null).await {
             tracing::error!(sandbox = %self.id(), error = %crate::error::chain(&error), "not on the audit record");
         }

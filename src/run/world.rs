@@ -67,7 +67,7 @@ impl World for Inside<'_> {
             "killed_descendants": ended.killed_descendants, "stdout_bytes": finished.stdout.total_bytes(),
             "stderr_bytes": finished.stderr.total_bytes() });
         self.on_record(command, outcome_of(&ended.cause), details);
-        if let Cause::SandboxLost { reason } = ended.cause {
+        if let Some(reason) = ended.cause.sandbox_gone() {
             return Err(Lost::new(reason).into());
         }
         Ok(Outcome {
@@ -162,8 +162,13 @@ fn outcome_of(cause: &Cause) -> &'static str {
         Cause::Exited { .. } | Cause::Signalled { .. } => "failed",
         Cause::TimedOut { .. } => "timed_out",
         Cause::OutOfMemory { .. } => "out_of_memory",
-        Cause::Killed { .. } => "killed",
-        Cause::SandboxLost { .. } => "sandbox_lost",
+        Cause::Killed { .. } | Cause::Disconnected | Cause::Superseded => "killed",
+        Cause::SandboxKilled { .. }
+        | Cause::SandboxExpired
+        | Cause::SandboxIdle
+        | Cause::SandboxShutdown
+        | Cause::SandboxOutOfMemory { .. }
+        | Cause::SandboxLost { .. } => "sandbox_lost",
     }
 }
 
@@ -178,6 +183,11 @@ fn refusal(error: sandbox::Error) -> Error {
         | sandbox::Error::NotFound(_)
         | sandbox::Error::Backend { .. }
         | sandbox::Error::GuestLost { .. }
+        | sandbox::Error::NoExec(_)
+        | sandbox::Error::OutputDropped { .. }
+        | sandbox::Error::Refused { .. }
+        | sandbox::Error::Breached(_)
+        | sandbox::Error::Disk(_)
         | sandbox::Error::CleanUp { .. } => Lost::new(crate::error::chain(&error)).into(),
     }
 }

@@ -3,22 +3,27 @@
 //! The host touches no file and follows no name here; the guest's file plane does, as the sandbox's user. Its answers are
 //! hostile: bounded in number and size, and believed only as far as a program's output would be.
 
-use std::convert::Infallible;
-use std::future::pending;
+mod call;
+mod stream;
+mod watch;
+
 use std::time::Duration;
 
+pub use stream::{Reading, Writing};
+pub use watch::{Change, ChangeKind, Watch};
+
 use crate::wire::{
-    self, FileChunk, FileReply, FileRequest, FileType,
+    self, FileType,
     file_reply::{Done, Kind as Reply},
     file_request::{self, Kind as Request},
 };
 
-use super::exec::{Cause, Control, Exec, Output};
 use super::{Error, Sandbox};
+use call::Call;
 
-/// How long one call may take.
+/// How long one call that is no stream may take.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Most bytes that one read may return (guest.proto).
+/// Most bytes that [`Files::read`] returns.
 const MAX_READ: usize = 64 << 20;
 /// Most entries or matches of one call.
 const MAX_RESULTS: usize = 100_000;
@@ -67,7 +72,7 @@ pub struct Content {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Range {
     pub offset: u64,
-    /// `None` = to the end; never more than 64 MiB in one call.
+    /// `None` = to the end.
     pub length: Option<u64>,
 }
 
@@ -114,7 +119,7 @@ impl<'a> Files<'a> {
         Self { sandbox }
     }
 
-    /// Reads a regular file.
+    /// Reads a regular file into memory, 64 MiB at most; see [`Files::read_stream`].
     pub async fn read(&self, path: impl AsRef<[u8]>, range: Range) -> Result<Content, Error> {
         let request = file_request::Read {
             path: path.as_ref().to_vec(),
@@ -122,15 +127,16 @@ impl<'a> Files<'a> {
             length: match range.length {
                 // 0 means "to the end" on the wire.
                 Some(0) => 1,
-                length => length.unwrap_or(0),
+                length => length.unwrap_or(MAX_READ as u64).min(MAX_READ as u64),
             },
         };
         let mut bytes = Vec::new();
         let done = self.call(Request::Read(request), None, |reply| match reply {
             Reply::Data(data) if bytes.len() + data.len() <= MAX_READ => {
-                bytes.extend(data);
+                bytes.extend_from_slice(&data);
                 Ok(())
             }
+            Reply::Info(_) => Ok(()),
             other => Err(other),
         });
         let done = done.await?;
@@ -152,7 +158,27 @@ impl<'a> Files<'a> {
             path: path.as_ref().to_vec(),
             mode: mode.unwrap_or(0),
         };
-        self.call(Request::Write(request), Some(bytes), Err).await.map(drop)
+        let info = |reply| match reply {
+            Reply::Info(_) => Ok(()),
+            other => Err(other),
+        };
+        self.call(Request::Write(request), Some(bytes), info).await.map(drop)
+    }
+
+    /// Reads a regular file of any size, piece by piece.
+    pub async fn read_stream(&self, path: impl AsRef<[u8]>, range: Range) -> Result<Reading, Error> {
+        Reading::open(self.sandbox, path.as_ref(), range).await
+    }
+
+    /// Writes a file of any size, piece by piece: it is there, whole, when [`Writing::finish`] succeeds, or not at all. Parents
+    /// are made; `mode` is as in [`Files::write`].
+    pub async fn write_stream(&self, path: impl AsRef<[u8]>, mode: Option<u32>) -> Result<Writing, Error> {
+        Writing::open(self.sandbox, path.as_ref(), mode).await
+    }
+
+    /// Tells of changes in a directory, and with `recursive` in all below it, from when this returns.
+    pub async fn watch(&self, path: impl AsRef<[u8]>, recursive: bool) -> Result<Watch, Error> {
+        Watch::open(self.sandbox, path.as_ref(), recursive).await
     }
 
     pub async fn stat(&self, path: impl AsRef<[u8]>) -> Result<Entry, Error> {
@@ -261,91 +287,22 @@ impl<'a> Files<'a> {
         &self,
         request: Request,
         content: Option<&[u8]>,
-        take: impl FnMut(Reply) -> Result<(), Reply>,
-    ) -> Result<Done, Error> {
-        let mut frame = Vec::new();
-        wire::encode(&FileRequest { kind: Some(request) }, &mut frame).map_err(|error| Error::File {
-            code: "too_large".to_owned(),
-            message: format!("the path or the pattern is too long: {error}"),
-        })?;
-        let mut exec = self.sandbox.file_exec(LIMIT).await?;
-        let control = exec.control();
-        let talk = async {
-            send(control, frame, content).await;
-            pending::<Infallible>().await
-        };
-        let answer = tokio::select! {
-            biased;
-            answer = self.answer(&mut exec, take) => answer,
-            never = talk => match never {},
-        };
-        match answer {
-            Ok(Some(done)) => {
-                // Its process is gone when this returns: a freeze or a snapshot may follow.
-                exec.ended().await;
-                Ok(done)
-            }
-            Ok(None) => Err(match exec.ended().await.cause {
-                Cause::TimedOut { .. } => Error::File {
-                    code: "timeout".to_owned(),
-                    message: format!("the file call took more than {LIMIT:?}"),
-                },
-                cause => self.lost(format!("a file call ended without an answer ({cause:?})")),
-            }),
-            Err(error @ Error::File { .. }) => {
-                exec.ended().await;
-                Err(error)
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// The last reply; `None` when the output ends without one.
-    async fn answer(
-        &self,
-        exec: &mut Exec,
         mut take: impl FnMut(Reply) -> Result<(), Reply>,
-    ) -> Result<Option<Done>, Error> {
-        let mut buffer = Vec::new();
-        while let Some(output) = exec.output.recv().await {
-            match output {
-                Output::Stdout(bytes) => buffer.extend(bytes),
-                Output::Stderr(_) => continue,
-            }
-            while let Some(reply) =
-                wire::decode::<FileReply>(&mut buffer).map_err(|error| self.lost(error.to_string()))?
-            {
-                match reply.kind {
-                    Some(Reply::Done(done)) => return Ok(Some(done)),
-                    Some(Reply::Error(wire::FileError { code, message, .. })) => {
-                        return Err(Error::File { code, message });
-                    }
-                    Some(other @ (Reply::Info(_) | Reply::Data(_) | Reply::Match(_))) => {
-                        take(other).map_err(|_| self.lost("its answer to a file call was out of place"))?;
-                    }
-                    None => return Err(self.lost("it gave an empty answer to a file call")),
+    ) -> Result<Done, Error> {
+        let (mut call, frame) = Call::open(self.sandbox, request, Some(LIMIT)).await?;
+        let sending = call::send(call.control(), frame, content);
+        let answer = async {
+            loop {
+                match call.reply().await? {
+                    Reply::Done(done) => return Ok(done),
+                    other => take(other).map_err(|_| self.lost("its answer to a file call was out of place"))?,
                 }
             }
-        }
-        Ok(None)
+        };
+        let answer = call::beside(answer, sending).await;
+        call.close(&answer).await;
+        answer
     }
-}
-
-/// Sends a request, as a frame, and what is to be written. A guest that takes no more has answered, or is lost: the answer tells.
-async fn send(control: Control, mut frame: Vec<u8>, content: Option<&[u8]>) {
-    let last = content.map(|_| FileChunk::default());
-    let chunks = content.into_iter().flat_map(|content| content.chunks(wire::CHUNK));
-    let chunks = chunks.map(|data| FileChunk { data: data.to_vec() }).chain(last);
-    for chunk in chunks {
-        if wire::encode(&chunk, &mut frame).is_err() || control.input(&frame).await.is_err() {
-            return;
-        }
-        frame.clear();
-    }
-    if !frame.is_empty() && control.input(&frame).await.is_err() {
-        return;
-    }
-    let _ = control.close_input().await;
 }
 
 fn entry(info: wire::FileInfo) -> Entry {

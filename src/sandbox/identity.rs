@@ -5,15 +5,19 @@
 //! there is no such, `DATA/identities`). It names the process that took the range and the data directory that it serves. The range is
 //! free again when it was released, or when its taker is dead and no sandbox in that data directory uses it.
 
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
 use super::backend::{docker, oci};
-use super::{Error, Identity};
+use super::{Error, Identity, strays};
 use crate::process::Process;
 
 /// Where ranges begin: far above the ids of people and services, and of `/etc/subuid` as distributions fill it.
@@ -78,28 +82,53 @@ pub fn release(data_dir: &Path, identity: Identity) {
 }
 
 /// What a claim's file says.
-#[derive(Debug, Serialize, Deserialize)]
-struct Taken {
-    by: Process,
-    data_dir: PathBuf,
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Taken {
+    /// The process that took it.
+    pub by: Process,
+    pub data_dir: PathBuf,
+}
+
+/// All claims on this host, by the first id of their range.
+pub fn claims() -> BTreeMap<u32, Taken> {
+    let files = fs::read_dir(OF_HOST).into_iter().flatten().flatten();
+    let claim = |file: fs::DirEntry| Some((file.file_name().to_str()?.parse().ok()?, read(&file.path()).ok()??));
+    files.filter_map(claim).collect()
+}
+
+/// Removes the claim on a range whose taker is dead.
+pub(super) fn forget(identity: Identity, of: &Taken) {
+    if let Ok(ranges) = Ranges::of(&of.data_dir) {
+        ranges.remove_if(identity, |claim| {
+            read(claim).is_ok_and(|found| found.as_ref() == Some(of)) && !of.by.is_alive()
+        });
+    }
 }
 
 /// The directory of all claims.
 #[derive(Debug)]
 struct Ranges {
     claims: PathBuf,
+    /// The range to try first.
+    first: u32,
 }
+
+/// Where this process looks on among the ranges of the host: most before it are taken, and one just freed rests.
+static NEXT: AtomicU32 = AtomicU32::new(0);
 
 impl Ranges {
     fn of(data_dir: &Path) -> Result<Self, Error> {
         let private = |path: &Path| fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
         let of_host = Path::new(OF_HOST);
         if nix::unistd::geteuid().is_root() && private(of_host).is_ok() {
-            return Ok(Self { claims: of_host.into() });
+            return Ok(Self {
+                claims: of_host.into(),
+                first: NEXT.load(Ordering::Relaxed),
+            });
         }
         let claims = data_dir.join("identities");
         match private(&claims) {
-            Ok(()) => Ok(Self { claims }),
+            Ok(()) => Ok(Self { claims, first: 0 }),
             Err(error) => Err(unsupported(format!("`{}`: {error}", claims.display()))),
         }
     }
@@ -113,12 +142,13 @@ impl Ranges {
         let cannot = |error: io::Error| unsupported(format!("`{}`: {error}", self.claims.display()));
         let _alone = self.lock().map_err(cannot)?;
         let used = used(&taken.data_dir);
-        for range in 0..RANGES {
+        for range in (0..RANGES).map(|n| (self.first + n) % RANGES) {
             let identity = Identity {
                 base: FIRST_BASE + range * Identity::RANGE,
             };
             if !used.contains(&identity.base) && self.is_free(identity).map_err(cannot)? {
                 let file = self.write(identity, &taken).map_err(cannot)?;
+                NEXT.store((range + 1) % RANGES, Ordering::Relaxed);
                 return Ok((identity, file));
             }
         }
@@ -128,7 +158,12 @@ impl Ranges {
     fn is_free(&self, identity: Identity) -> io::Result<bool> {
         Ok(match read(&self.claim(identity))? {
             None => true,
-            Some(taken) => !taken.by.is_alive() && !used(&taken.data_dir).contains(&identity.base),
+            // Its data directory may be gone with the record of a sandbox that still runs.
+            Some(taken) => {
+                let is_of_host = self.claims == Path::new(OF_HOST);
+                let is_held = taken.by.is_alive() || used(&taken.data_dir).contains(&identity.base);
+                !is_held && (!is_of_host || !strays::is_inhabited(identity))
+            }
         })
     }
 
@@ -171,17 +206,32 @@ fn read(claim: &Path) -> io::Result<Option<Taken>> {
 
 /// The ranges of all sandboxes in a data directory, whichever backend made them.
 fn used(data_dir: &Path) -> Vec<u32> {
+    /// By data directory and sandbox: a sandbox never changes its range, and there may be thousands.
+    static SEEN: LazyLock<Mutex<HashMap<PathBuf, HashMap<OsString, u32>>>> = LazyLock::new(Mutex::default);
+    let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = seen.remove(data_dir).unwrap_or_default();
+    let mut now = HashMap::new();
+    for sandbox in fs::read_dir(data_dir.join("sandboxes")).into_iter().flatten().flatten() {
+        let name = sandbox.file_name();
+        if let Some(base) = before.get(&name).copied().or_else(|| recorded(&sandbox.path())) {
+            now.insert(name, base);
+        }
+    }
+    let bases = now.values().copied().collect();
+    seen.insert(data_dir.to_owned(), now);
+    bases
+}
+
+fn recorded(sandbox: &Path) -> Option<u32> {
     #[derive(Deserialize)]
     struct Record {
         identity: Identity,
     }
-    let sandboxes = fs::read_dir(data_dir.join("sandboxes")).into_iter().flatten().flatten();
-    let record = |file: PathBuf| serde_json::from_slice::<Record>(&fs::read(file).ok()?).ok();
-    sandboxes
-        .flat_map(|sandbox| [oci::RECORD, docker::RECORD].map(|name| record(sandbox.path().join(name))))
-        .flatten()
+    let record = |name| serde_json::from_slice::<Record>(&fs::read(sandbox.join(name)).ok()?).ok();
+    [oci::RECORD, docker::RECORD]
+        .into_iter()
+        .find_map(record)
         .map(|record| record.identity.base)
-        .collect()
 }
 
 /// One name for one directory.
@@ -207,6 +257,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let ranges = Ranges {
             claims: dir.path().join("claims"),
+            first: 0,
         };
         let data = ["claims", "a", "b"].map(|name| {
             fs::create_dir(dir.path().join(name)).unwrap();
@@ -243,6 +294,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let ranges = || Ranges {
             claims: dir.path().to_owned(),
+            first: 0,
         };
         let (identity, file) = ranges().take(dir.path()).unwrap();
         let claim = Claim {

@@ -1,7 +1,7 @@
 //! Sandboxes: ephemeral containers with a guest inside, and all that the host does to them.
 //!
 //! Owns: the [`Backend`] seam and its implementations (`backend/`), images (`image/`), limits and their counters
-//! (`cgroup`), the system-call filter (`seccomp`), the host's half of the guest protocol (`exec`, `files`) and
+//! (`cgroup`), disk quotas (`disk`), the system-call filter (`seccomp`), the host's half of the guest protocol (`exec`, `files`) and
 //! [`Sandbox`], which ties them together. Must not know: runs, tools, models. A caller says what is to be isolated and how
 //! in a [`Spec`]; where the host cannot give that, the answer is [`Error::Unsupported`], never something weaker.
 //!
@@ -9,25 +9,33 @@
 
 pub mod backend;
 pub mod cgroup;
+pub mod disk;
 pub mod exec;
 pub mod files;
 pub mod identity;
 pub mod image;
 mod life;
+mod mountinfo;
 pub mod reconcile;
 pub mod seccomp;
 pub mod session;
 mod spec;
+pub mod strays;
+pub mod verify;
+pub mod walls;
 
 pub use backend::{Backend, Capabilities, Handle, Owned};
-pub use exec::{Captured, Cause, Command, Control, Ended, Exec, Finished, Output, Stdin};
+pub use exec::{
+    Background, Captured, Cause, Command, Control, EndReason, Ended, Exec, ExecInfo, Finished, Offsets, Output,
+    Overflow, Piece, Stdin, Tell, TerminalSize,
+};
 pub use files::Files;
 pub use life::Life;
 pub use session::Sandbox;
 pub use spec::{BackendName, Identity, ImageRef, InvalidImage, Isolation, Limits, Mount, RESERVED, Spec, Usage};
 
 use crate::error::Kind;
-use crate::ids::SandboxId;
+use crate::ids::{ExecId, SandboxId};
 
 /// What can go wrong with a sandbox itself. What a user's program does is never one of these: see [`Ended`].
 #[derive(Debug, thiserror::Error)]
@@ -51,9 +59,21 @@ pub enum Error {
     /// The guest could not start the command; `code` as in guest.proto (`program_not_found`, `cwd_not_found`, …).
     #[error("could not start the command: {message}")]
     NotStarted { code: String, message: String },
+    #[error("no exec `{0}`")]
+    NoExec(ExecId),
+    /// Output that was asked for is not kept any more; `kept` is the first byte of each stream that is.
+    #[error("output of exec `{exec}` was dropped: it is kept from {} (stdout), {} (stderr), {} (terminal) on", kept.stdout, kept.stderr, kept.pty)]
+    OutputDropped { exec: ExecId, kept: Offsets },
+    #[error("port {port} of the sandbox: {reason}")]
+    Refused { port: u16, reason: String },
     /// A file call failed; `code` as in guest.proto (`not_found`, `permission`, …).
     #[error("{message}")]
     File { code: String, message: String },
+    /// A wall did not take: the sandbox was destroyed.
+    #[error("the sandbox does not have all its walls: {}", verify::told(.0))]
+    Breached(Vec<verify::Breach>),
+    #[error(transparent)]
+    Disk(#[from] disk::Error),
     #[error("sandbox set-up failed ({cause}), and so did its clean-up ({cleanup})")]
     CleanUp { cause: Box<Error>, cleanup: Box<Error> },
 }
@@ -86,10 +106,12 @@ impl Error {
 
     pub fn kind(&self) -> Kind {
         match self {
-            Self::Unsupported { .. } => Kind::WrongState,
+            Self::Unsupported { .. } | Self::Breached(_) => Kind::WrongState,
             Self::Image { .. } | Self::NotStarted { .. } | Self::File { .. } => Kind::Invalid,
-            Self::NotFound(_) => Kind::NotFound,
-            Self::Backend { .. } | Self::GuestLost { .. } => Kind::Unavailable,
+            Self::NotFound(_) | Self::NoExec(_) => Kind::NotFound,
+            Self::OutputDropped { .. } => Kind::WrongState,
+            Self::Backend { .. } | Self::GuestLost { .. } | Self::Refused { .. } => Kind::Unavailable,
+            Self::Disk(error) => error.kind(),
             Self::CleanUp { cause, .. } => cause.kind(),
         }
     }

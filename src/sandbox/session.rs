@@ -3,15 +3,16 @@
 //! Knows the order of things and how to undo them; how each is done is the backend's.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::exec::{self, Counters, GRACE, Place, Stdin};
+use super::exec::{self, Background, Counters, EndReason, ExecInfo, GRACE, Offsets, Overflow, Place, Stdin, Tell};
 use super::files::Files;
-use super::{Backend, Command, Error, Exec, Finished, Handle, Life, Limits, Spec, Usage};
-use crate::ids::SandboxId;
+use super::{Backend, Command, Error, Exec, Finished, Handle, Identity, Life, Limits, Spec, Usage};
+use crate::ids::{ExecId, SandboxId};
 use crate::wire::{self, EnvVar, Rlimit};
 
 /// How long the guest may take to say its first word.
@@ -39,11 +40,7 @@ impl Sandbox {
     pub async fn open(backend: Arc<dyn Backend>, spec: Spec, filter: Vec<u8>) -> Result<Self, Error> {
         spec.check()?;
         let sandbox = backend.create(&spec).await?;
-        let place = Place {
-            backend,
-            sandbox,
-            memory_limit_bytes: spec.limits.memory_bytes,
-        };
+        let place = place(backend, sandbox, &spec);
         let up = async {
             place.backend.start(&place.sandbox).await?;
             first_word(&place).await
@@ -52,6 +49,22 @@ impl Sandbox {
             Ok(()) => Ok(Self { place, spec, filter }),
             Err(cause) => Err(cause.after(place.backend.destroy(&place.sandbox.id).await)),
         }
+    }
+
+    /// Takes over a sandbox that an earlier process made and that is still up: `handle` as its backend gave it then.
+    ///
+    /// # Errors
+    /// [`Error::GuestLost`] when its guest does not answer. Nothing is undone then.
+    pub async fn adopt(backend: Arc<dyn Backend>, handle: Handle, spec: Spec, filter: Vec<u8>) -> Result<Self, Error> {
+        let sandbox = Self::known(backend, handle, spec, filter);
+        sandbox.ping().await?;
+        Ok(sandbox)
+    }
+
+    /// As [`Sandbox::adopt`], of one that may be frozen and could not answer.
+    pub fn known(backend: Arc<dyn Backend>, handle: Handle, spec: Spec, filter: Vec<u8>) -> Self {
+        let place = place(backend, handle, &spec);
+        Self { place, spec, filter }
     }
 
     pub fn id(&self) -> &SandboxId {
@@ -74,18 +87,65 @@ impl Sandbox {
     /// Starts a command.
     ///
     /// # Errors
-    /// [`Error::NotStarted`] when there is no such program or directory, and the like. Whatever the command does is not an
-    /// error but an end.
+    /// [`Error::NotStarted`] when there is no such program, directory or user, and the like. Whatever the command does is not
+    /// an error but an end.
     pub async fn exec(&self, command: Command) -> Result<Exec, Error> {
         let cwd = self.directory(command.cwd.as_deref());
         let exec = wire::Exec {
-            env: self.environment(&cwd, &command.env),
-            stdin: command.stdin != Stdin::Null,
+            env: self.environment(&cwd, &command),
+            stdin: command.stdin != Stdin::Null || command.terminal.is_some(),
             timeout_ms: command.timeout.map_or(0, |timeout| (timeout.as_millis() as u64).max(1)),
+            grace_ms: command.grace.as_millis() as u64,
             argv: command.argv,
+            terminal: command.terminal.map(Into::into),
+            user: command.user.unwrap_or_default(),
+            user_base: self.user_base(),
+            keep_background: command.background == Background::Keep,
+            drop_oldest: command.overflow == Overflow::Drop,
+            detachable: command.detachable,
             ..self.bare_exec(cwd)
         };
-        exec::start(self.place.clone(), exec, command.stdin, Counters::Read).await
+        let id = command.id.unwrap_or_else(ExecId::random);
+        exec::start(self.place.clone(), id, exec, command.stdin, Counters::Read).await
+    }
+
+    /// Goes on with a detachable exec that runs, or that ended and was not released: its output from just these offsets, its
+    /// input and its end. Whoever was attached before gets [`Cause::Superseded`](exec::Cause::Superseded).
+    ///
+    /// # Errors
+    /// [`Error::NoExec`]; [`Error::OutputDropped`] when a wanted byte is not kept any more, with the first that is.
+    pub async fn attach(&self, id: &ExecId, from: Offsets) -> Result<Exec, Error> {
+        exec::attach(self.place.clone(), id.clone(), from).await
+    }
+
+    /// The detachable execs that the guest has: those that run, and those that ended and were not released. Oldest first.
+    pub async fn list_execs(&self) -> Result<Vec<ExecInfo>, Error> {
+        exec::list(&self.place).await
+    }
+
+    /// Says one word to a detachable exec, attached or not; whether it runs.
+    pub async fn tell(&self, id: &ExecId, word: Tell) -> Result<bool, Error> {
+        exec::tell(&self.place, id, word).await
+    }
+
+    /// Lets the guest forget a detachable exec that ended: its end was heard. It forgets by itself after some minutes.
+    pub async fn release(&self, id: &ExecId) -> Result<(), Error> {
+        exec::release(&self.place, id).await
+    }
+
+    /// Connects to a TCP port of the sandbox's 127.0.0.1, waiting up to `wait` for something to listen there. What comes back
+    /// carries the connection's bytes; each half can be closed by itself.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when nothing listens.
+    pub async fn dial(&self, port: u16, wait: Duration) -> Result<UnixStream, Error> {
+        exec::dial(&self.place, port, wait).await
+    }
+
+    /// Says why this sandbox is about to be ended on purpose: execs that are running end with that as their cause, however
+    /// they end. The first reason stays. Call [`Sandbox::close`] next.
+    pub fn ending(&self, reason: EndReason) {
+        let _ = self.place.ending.set(reason);
     }
 
     /// Runs a command to its end and keeps at most `max_output_bytes` of each stream.
@@ -105,20 +165,6 @@ impl Sandbox {
 
     pub async fn thaw(&self) -> Result<(), Error> {
         self.place.backend.freeze(&self.place.sandbox, false).await
-    }
-
-    /// Takes over a sandbox that an earlier process made from `spec`.
-    ///
-    /// # Errors
-    /// As [`Backend::adopt`].
-    pub async fn adopt(backend: Arc<dyn Backend>, spec: Spec, filter: Vec<u8>) -> Result<Self, Error> {
-        let sandbox = backend.adopt(&spec.id).await?;
-        let place = Place {
-            backend,
-            sandbox,
-            memory_limit_bytes: spec.limits.memory_bytes,
-        };
-        Ok(Self { place, spec, filter })
     }
 
     /// Asks the guest whether it is there.
@@ -159,14 +205,23 @@ impl Sandbox {
     }
 
     /// Starts the file plane.
-    pub(super) async fn file_exec(&self, limit: Duration) -> Result<Exec, Error> {
+    pub(super) async fn file_exec(&self, limit: Option<Duration>) -> Result<Exec, Error> {
         let exec = wire::Exec {
             files: true,
             stdin: true,
-            timeout_ms: limit.as_millis() as u64,
+            timeout_ms: limit.map_or(0, |limit| limit.as_millis() as u64),
             ..self.bare_exec(self.directory(None))
         };
-        exec::start(self.place.clone(), exec, Stdin::Open, Counters::Spare).await
+        exec::start(self.place.clone(), ExecId::random(), exec, Stdin::Open, Counters::Spare).await
+    }
+
+    /// Where the range of users that programs may be begins.
+    fn user_base(&self) -> u32 {
+        match self.place.sandbox.user {
+            // Inside a user namespace it begins at 0.
+            Identity::USER => 0,
+            _ => self.place.sandbox.identity.base,
+        }
     }
 
     /// What every exec has: user, filter, limits.
@@ -202,7 +257,11 @@ impl Sandbox {
         }
     }
 
-    fn environment(&self, cwd: &[u8], own: &BTreeMap<String, String>) -> Vec<EnvVar> {
+    fn environment(&self, cwd: &[u8], command: &Command) -> Vec<EnvVar> {
+        let user = match command.user.as_deref() {
+            Some(name) if name.parse::<u32>().is_err() => name.as_bytes(),
+            Some(_) | None => b"sandbox",
+        };
         let mut variables: BTreeMap<&[u8], &[u8]> = BTreeMap::from([
             (
                 b"PATH".as_slice(),
@@ -211,12 +270,20 @@ impl Sandbox {
             (b"HOME", b"/tmp"),
             (b"LANG", b"C.UTF-8"),
             (b"TMPDIR", b"/tmp"),
-            (b"USER", b"sandbox"),
-            (b"LOGNAME", b"sandbox"),
+            (b"USER", user),
+            (b"LOGNAME", user),
             (b"SHELL", b"/bin/sh"),
             (b"PWD", cwd),
         ]);
-        variables.extend(own.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())));
+        if command.terminal.is_some() {
+            variables.insert(b"TERM", b"xterm-256color");
+        }
+        variables.extend(
+            command
+                .env
+                .iter()
+                .map(|(name, value)| (name.as_bytes(), value.as_bytes())),
+        );
         let var = |(name, value): (&[u8], &[u8])| EnvVar {
             name: name.to_vec(),
             value: value.to_vec(),
@@ -225,13 +292,19 @@ impl Sandbox {
     }
 }
 
+fn place(backend: Arc<dyn Backend>, sandbox: Handle, spec: &Spec) -> Place {
+    Place {
+        backend,
+        sandbox,
+        memory_limit_bytes: spec.limits.memory_bytes,
+        pids_limit: spec.limits.pids.into(),
+        ending: Arc::new(OnceLock::new()),
+    }
+}
+
 async fn first_word(place: &Place) -> Result<(), Error> {
-    let lost = |reason: String| Error::GuestLost {
-        sandbox: place.sandbox.id.clone(),
-        reason,
-    };
     match timeout(FIRST_WORD, exec::ping(place)).await {
         Ok(result) => result,
-        Err(_) => Err(lost(format!("it said nothing within {FIRST_WORD:?}"))),
+        Err(_) => Err(place.lost(format!("it said nothing within {FIRST_WORD:?}"))),
     }
 }

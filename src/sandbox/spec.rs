@@ -9,7 +9,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Error;
+use super::{Error, disk};
 use crate::ids::SandboxId;
 
 /// Everything a backend needs to make one sandbox.
@@ -182,8 +182,16 @@ pub struct Limits {
     pub swap_bytes: u64,
     pub pids: u32,
     pub open_files: u64,
-    /// Size of the tmpfs at `/tmp`.
+    /// Size of the tmpfs at `/tmp`, and of that at `/var/tmp` where there is one.
     pub tmp_bytes: u64,
+    /// Files, directories and links that each of these can hold; each costs kernel memory.
+    pub tmp_inodes: u64,
+    /// Size of the tmpfs at `/dev/shm`, which holds as many files as `/tmp`.
+    pub shm_bytes: u64,
+    /// What `/workspace` can hold. `None` only for runs that began before there were disk quotas.
+    pub disk: Option<disk::Quota>,
+    /// What must enforce that; `None`: whatever this host has.
+    pub disk_kind: Option<disk::Kind>,
     /// Largest single file that can be written (RLIMIT_FSIZE).
     pub file_bytes: u64,
     /// Life of the whole sandbox.
@@ -199,6 +207,10 @@ impl Default for Limits {
             pids: 256,
             open_files: 4096,
             tmp_bytes: 256 << 20,
+            tmp_inodes: 10_000,
+            shm_bytes: 64 << 20,
+            disk: Some(disk::Quota::default()),
+            disk_kind: None,
             file_bytes: 2 << 30,
             wall_time: Duration::from_secs(3600),
         }

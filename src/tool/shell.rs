@@ -64,7 +64,15 @@ pub(super) async fn run(arguments: Arguments, world: &dyn World, limits: &Limits
         .with("limit_bytes", limit_bytes)
         .with("peak_bytes", peak_bytes),
         Cause::Killed { by } => Draft::error("killed", format!("the command was killed by {by}"), "see why before calling again"),
-        Cause::SandboxLost { reason } => return Err(Lost::new(reason).into()),
+        Cause::Disconnected | Cause::Superseded => {
+            Draft::error("killed", "the command was ended with its connection", "see why before calling again")
+        }
+        cause @ (Cause::SandboxKilled { .. }
+        | Cause::SandboxExpired
+        | Cause::SandboxIdle
+        | Cause::SandboxShutdown
+        | Cause::SandboxOutOfMemory { .. }
+        | Cause::SandboxLost { .. }) => return Err(Lost::new(cause.sandbox_gone().unwrap_or_default()).into()),
     };
     let streams = [("stdout", outcome.stdout), ("stderr", outcome.stderr)];
     Ok(streams.into_iter().fold(draft, |draft, (name, stream)| {

@@ -12,9 +12,10 @@ pub use proto::*;
 use std::io::{self, Read, Write};
 
 use prost::Message;
+use prost::bytes::{Buf, BytesMut};
 
 /// The version of the conversation. Raised by every change that an older guest would misread.
-pub const GENERATION: u32 = 1;
+pub const GENERATION: u32 = 2;
 
 /// Largest frame in bytes, without its 4-byte length. A longer one is an error on either side.
 pub const MAX_FRAME: usize = 1 << 20;
@@ -55,6 +56,29 @@ pub fn decode<M: Message + Default>(buffer: &mut Vec<u8>) -> io::Result<Option<M
     buffer.drain(..4 + length);
     Ok(Some(message))
 }
+
+/// As [`decode`], and what the message holds as `Bytes` shares the buffer's memory.
+///
+/// # Errors
+/// As [`decode`].
+pub fn take<M: Message + Default>(buffer: &mut BytesMut) -> io::Result<Option<M>> {
+    let Some(head) = buffer.first_chunk::<4>() else {
+        return Ok(None);
+    };
+    let length = checked(u32::from_be_bytes(*head))?;
+    if buffer.len() < 4 + length {
+        return Ok(None);
+    }
+    let mut frame = buffer.split_to(4 + length);
+    frame.advance(4);
+    M::decode(frame.freeze()).map(Some).map_err(invalid)
+}
+
+/// Bytes of each stream of a detachable exec that the guest keeps for an attach.
+pub const RING: usize = 2 << 20;
+
+/// Of these, bytes that were taken already: whoever lost them on the way further on can still have them again.
+pub const REPLAY: usize = 1 << 20;
 
 /// Most bytes of stdin that the host may have sent and the guest not yet have credited.
 pub const STDIN_WINDOW: usize = 256 << 10;
@@ -97,24 +121,34 @@ mod tests {
     fn frames_round_trip_however_they_are_cut() {
         let sent = [
             Event {
-                kind: Some(event::Kind::Started(Started { pid: 7 })),
+                kind: Some(event::Kind::Started(Started {
+                    pid: 7,
+                    ..Started::default()
+                })),
             },
             Event {
                 kind: Some(event::Kind::Output(Output {
                     stream: Stream::Stdout as i32,
-                    data: vec![0, 255, 10],
+                    data: vec![0, 255, 10].into(),
+                    offset: 3,
                 })),
             },
         ];
         let mut bytes = Vec::new();
         sent.iter().for_each(|event| encode(event, &mut bytes).unwrap());
         let (mut buffer, mut received) = (Vec::new(), Vec::new());
+        let (mut shared, mut taken) = (BytesMut::new(), Vec::new());
         for byte in bytes {
             buffer.push(byte);
             received.extend(decode::<Event>(&mut buffer).unwrap());
+            shared.extend_from_slice(&[byte]);
+            taken.extend(take::<Event>(&mut shared).unwrap());
         }
-        assert_eq!(received, sent);
-        assert!(buffer.is_empty());
+        assert_eq!(
+            (received.as_slice(), taken.as_slice()),
+            (sent.as_slice(), sent.as_slice())
+        );
+        assert!(buffer.is_empty() && shared.is_empty());
     }
 
     #[test]

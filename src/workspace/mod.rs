@@ -45,7 +45,6 @@ mod tree;
 mod trees;
 mod unarchive;
 mod unpack;
-mod work;
 
 pub use apply::{Applied, Conflict, Reason};
 pub use batch::Batch;
@@ -65,4 +64,3 @@ pub use snapshot::{MOST_NAMED, Report, Skipped, Snapshot, SpecialFile};
 pub use tree::{Entry, Node, Tree};
 pub use trees::{Revision, Trees};
 pub use unarchive::Refusal;
-pub use work::{WorkDir, sweep};

@@ -14,6 +14,7 @@ use exuvia::run::hub::Hub;
 use exuvia::run::{Service, Shop, bench};
 use exuvia::sandbox::backend::Backends;
 use exuvia::sandbox::backend::fake::Fake;
+use exuvia::sandbox::disk::Volumes;
 use exuvia::store::Store;
 use exuvia::store::sqlite::Sqlite;
 use exuvia::tasks::Tasks;
@@ -215,6 +216,7 @@ fn service(data: &Path, fake: &Arc<Fake>, clock: &Later, slots: usize) -> (Servi
     let pool = Pool::new(Trees::open(data).unwrap());
     let backends = Backends::only(Arc::clone(fake) as Arc<_>);
     let benches = bench::Maker::new(data, pool.clone(), backends, Arc::clone(&clock), Arc::clone(&store)).unwrap();
+    let benches = benches.with_volumes(Volumes::folders(data));
     let mirror = Arc::new(Mirror::open(data, Arc::clone(&clock)).unwrap());
     let shop = Shop {
         store: Arc::clone(&store),

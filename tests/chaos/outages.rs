@@ -5,15 +5,17 @@ use std::time::{Duration, Instant};
 
 use exuvia::api::proto::RunState;
 use exuvia::api::proto::event::Kind;
+use exuvia::sandbox::disk::mounts_below;
+use exuvia::sandbox::identity;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::journey::{self, KEY, nothing_is_left, task, travel};
-use crate::support::host::{init_of, sandboxes};
+use crate::support::host::{images, init_of, sandboxes, traces};
 use crate::support::script::Script;
 use crate::support::server::{LONG, Server};
 use crate::support::watch::{check_whole, kind, until, until_end};
-use crate::support::{get, has_sandboxes, keyed, transcript};
+use crate::support::{EXUVIA, get, has_sandboxes, keyed, transcript};
 
 /// SplitMix64: the same seed gives the same kills.
 struct Random(u64);
@@ -70,6 +72,115 @@ async fn x1_killed_at_random_again_and_again_the_run_ends_as_if_nothing_had_been
         server.terminate().await;
         nothing_is_left(data.path(), &seen);
     }
+}
+
+/// Promise 7 for what lies outside of processes: mounts, images, control groups, claims.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_killed_with_several_sandboxes_leaves_the_next_a_clean_host() {
+    const NAME: &str = "a_server_killed_with_several_sandboxes_leaves_the_next_a_clean_host";
+    if !has_sandboxes(NAME) {
+        return;
+    }
+    let data = tempfile::tempdir().unwrap();
+    let data = std::fs::canonicalize(data.path()).unwrap();
+    let server = Server::start(&data).await;
+    let mut client = server.client().await;
+    let mut runs = Vec::new();
+    for n in 0..3 {
+        let submitted = client.submit(keyed(&format!("several-{n}"), &slow().task())).await;
+        runs.push(submitted.unwrap().into_inner().run_id);
+    }
+    for run in &runs {
+        until(&mut client, run, 0, |event| matches!(kind(event), Kind::ToolStarted(_))).await;
+    }
+    let begun = Instant::now();
+    while mounts_below(&data).unwrap().is_empty() {
+        assert!(begun.elapsed() < LONG, "a sandbox has a disk");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let seen = sandboxes(&data);
+    drop(client);
+    server.kill().await;
+    let left = mounts_below(&data).unwrap();
+    assert!(!left.is_empty(), "what is killed cannot unmount");
+
+    let server = Server::start(&data).await;
+    let still = mounts_below(&data).unwrap();
+    assert!(left.iter().all(|mount| !still.contains(mount)), "{left:?} {still:?}");
+    let mut client = server.client().await;
+    for run in &runs {
+        until_end(&mut client, run, 0).await;
+        let now = client.get(get(run)).await.unwrap().into_inner();
+        assert_eq!(now.state(), RunState::Finished);
+    }
+    server.terminate().await;
+    nothing_is_left(&data, &seen);
+    let claims = identity::claims();
+    assert!(claims.values().all(|taken| taken.data_dir != data), "{claims:?}");
+    let begun = Instant::now();
+    while !images(&data).is_empty() {
+        assert!(begun.elapsed() < LONG, "{:?}", images(&data));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// What no start of a server can find: the data directory went before the sandbox.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_outlives_its_data_directory_is_found_and_ended_by_doctor() {
+    const NAME: &str = "what_outlives_its_data_directory_is_found_and_ended_by_doctor";
+    if !has_sandboxes(NAME) {
+        return;
+    }
+    let data = tempfile::tempdir().unwrap().keep();
+    let data = std::fs::canonicalize(data).unwrap();
+    let server = Server::start(&data).await;
+    let mut client = server.client().await;
+    let submitted = client.submit(keyed("", &slow().task())).await.unwrap();
+    let run = submitted.into_inner().run_id;
+    until(&mut client, &run, 0, |event| {
+        matches!(kind(event), Kind::ToolStarted(_))
+    })
+    .await;
+    let begun = Instant::now();
+    let id = loop {
+        assert!(begun.elapsed() < LONG, "the sandbox comes up");
+        match sandboxes(&data).into_iter().find(|name| init_of(name).is_some()) {
+            Some(id) => break id,
+            None => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    };
+    drop(client);
+    server.kill().await;
+    // As a test run does that is killed: all but what is mounted.
+    let _ = std::fs::remove_dir_all(&data);
+    assert!(init_of(&id).is_some(), "it runs on");
+
+    let other = tempfile::tempdir().unwrap();
+    let doctor = async |flags: &[&str]| {
+        let output = tokio::process::Command::new(EXUVIA)
+            .args(["doctor", "--json", "--data-dir"])
+            .arg(other.path())
+            .args(flags)
+            .output()
+            .await
+            .unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let findings = report["findings"].as_array().unwrap().clone();
+        let strays = findings
+            .into_iter()
+            .find(|finding| finding["name"] == "strays")
+            .unwrap();
+        strays["detail"].as_str().unwrap().to_owned()
+    };
+    let told = doctor(&[]).await;
+    assert!(told.contains(&id) && told.contains(data.to_str().unwrap()), "{told}");
+    assert!(init_of(&id).is_some(), "looking ends nothing");
+    let told = doctor(&["--fix"]).await;
+    assert!(!told.contains(&id) && !told.contains(data.to_str().unwrap()), "{told}");
+    assert_eq!(traces(&data, &[id]), Vec::<String>::new());
+    let claims = identity::claims();
+    assert!(claims.values().all(|taken| taken.data_dir != data), "{claims:?}");
+    let _ = std::fs::remove_dir_all(&data);
 }
 
 /// A run whose only tool call takes a while, and says when it has begun.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{Bench, LAUNCHER, no_zombies_stay, traces};
+use crate::support::{Bench, PROGRAM, no_zombies_stay, traces};
 
 /// A call with a data directory of its own.
 struct Shell {
@@ -23,7 +23,7 @@ impl Shell {
     }
 
     fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(LAUNCHER);
+        let mut command = Command::new(PROGRAM);
         command.args(["--data-dir", self.data().to_str().unwrap()]).args(words);
         command.env("USER", "tester").env_remove("SUDO_USER");
         command

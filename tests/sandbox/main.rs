@@ -3,8 +3,10 @@
 //! A test that cannot run here says so by name on stderr, and fails when `EXUVIA_REQUIRE_ALL=1`.
 
 mod command;
+mod disk;
 mod life;
 mod limits;
+mod readback;
 mod ruins;
 mod support;
 mod walls;

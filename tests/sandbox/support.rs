@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use exuvia::ids::SandboxId;
 use exuvia::sandbox::backend::oci::Oci;
 use exuvia::sandbox::identity::allocate;
-use exuvia::sandbox::{Backend, Command, Finished, Handle, ImageRef, Isolation, Limits, Sandbox, Spec, seccomp};
+use exuvia::sandbox::{Backend, Command, Error, Finished, Handle, ImageRef, Isolation, Limits, Sandbox, Spec, seccomp};
 
-pub const LAUNCHER: &str = env!("CARGO_BIN_EXE_exuvia");
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_exuvia");
 
 /// Says that a test cannot run here, and fails it where it must.
 pub fn skip(test: &str, reason: &dyn std::fmt::Display) {
@@ -31,12 +31,19 @@ pub struct Bench {
 impl Bench {
     /// `None`, said on stderr, where the machine cannot do it.
     pub fn new(test: &str) -> Option<Self> {
-        Self::with_launcher(test, LAUNCHER.into())
+        let data = tempfile::tempdir().unwrap();
+        let backend = Oci::new(data.path());
+        Self::of(test, data, backend)
     }
 
-    pub fn with_launcher(test: &str, launcher: PathBuf) -> Option<Self> {
+    pub fn with_forge(test: &str, forge: PathBuf) -> Option<Self> {
         let data = tempfile::tempdir().unwrap();
-        match Oci::new(data.path(), launcher) {
+        let backend = Oci::with_forge(data.path(), forge);
+        Self::of(test, data, backend)
+    }
+
+    fn of(test: &str, data: tempfile::TempDir, backend: Result<Oci, Error>) -> Option<Self> {
+        match backend {
             Ok(backend) => Some(Self { data, backend }),
             Err(error) => {
                 skip(test, &error);

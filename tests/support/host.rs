@@ -49,6 +49,13 @@ pub fn init_of(sandbox: &str) -> Option<i32> {
     })
 }
 
+/// The images of volumes of a data directory that loop devices hold. The kernel lets go of one some time after its mount is gone.
+pub fn images(data: &Path) -> Vec<String> {
+    let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let held = devices.filter_map(|device| fs::read_to_string(device.path().join("loop/backing_file")).ok());
+    held.filter(|file| Path::new(file).starts_with(data)).collect()
+}
+
 /// Whatever there is on this host that belongs to a data directory or one of its sandboxes (promise 7).
 pub fn traces(data: &Path, sandboxes: &[String]) -> Vec<String> {
     let data = data.to_str().unwrap();

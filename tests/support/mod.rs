@@ -29,7 +29,7 @@ pub fn skip(test: &str, reason: &dyn std::fmt::Display) {
 /// Whether real sandboxes can be made here; says so where they cannot.
 pub fn has_sandboxes(test: &str) -> bool {
     let data = tempfile::tempdir().unwrap();
-    match exuvia::sandbox::backend::oci::Oci::new(data.path(), EXUVIA.into()) {
+    match exuvia::sandbox::backend::oci::Oci::new(data.path()) {
         Ok(_) => true,
         Err(error) => {
             skip(test, &error);

@@ -22,7 +22,10 @@ use super::trail::Trail;
 use super::verdict::{self, Verdict};
 use crate::assembly::Parts;
 use crate::cli::{Context, Error, Exit};
+use crate::ids::SandboxId;
+use crate::sandbox::disk::Volumes;
 use crate::sandbox::{BackendName, Cause, Ended, Error as SandboxError, ImageRef, Mount, Sandbox, identity};
+use crate::workdir::WorkDir;
 
 pub(super) const NOTES: &str = "\
 Output and exit code are the command's own; what else ended it is said on stderr:
@@ -62,7 +65,7 @@ pub(super) struct Run {
     /// Set a variable; may be repeated. Nothing else of your environment goes in.
     #[arg(long, value_name = "NAME=VALUE", value_parser = plan::variable)]
     pub(super) env: Vec<(String, String)>,
-    /// Where the command starts [default: /tmp].
+    /// Where the command starts [default: /workspace, which is empty].
     #[arg(long, value_name = "DIR")]
     pub(super) workdir: Option<PathBuf>,
     /// The command and its arguments.
@@ -86,6 +89,7 @@ struct Session {
     plan: Plan,
     trail: Trail,
     sandbox: Sandbox,
+    directory: WorkDir,
     /// Given back when the sandbox is gone.
     _claim: identity::Claim,
     interrupts: Interrupts,
@@ -100,16 +104,29 @@ impl Session {
         let backend = parts.backends.get(plan.backend).await?;
         plan.check(&backend.capabilities())?;
         let claim = identity::Claim::take(&context.data_dir)?;
-        let spec = plan.spec(claim.identity());
-        let trail = Trail::new(&parts, &spec.id);
+        let id = SandboxId::random();
+        let trail = Trail::new(&parts, &id);
+        let directory = tokio::task::block_in_place(|| {
+            let (volumes, owner) = (Volumes::new(&context.data_dir), claim.identity().host_uid());
+            WorkDir::open(&context.data_dir, id.as_str(), &volumes, plan.policy.limits(), owner)
+        })?;
+        let spec = plan.spec(id, claim.identity(), directory.workspace());
         // What killed ones left goes meanwhile; only this backend is looked at.
         let reaped = [plan.backend];
         let (opened, _) = tokio::join!(
             Sandbox::open(Arc::clone(&backend), spec, plan.filter.clone()),
             parts.reap(&reaped)
         );
+        let sandbox = match opened {
+            Ok(sandbox) => sandbox,
+            Err(error) => {
+                directory.remove();
+                return Err(error.into());
+            }
+        };
         Ok(Self {
-            sandbox: opened?,
+            sandbox,
+            directory,
             plan,
             trail,
             _claim: claim,
@@ -122,6 +139,7 @@ impl Session {
             plan,
             trail,
             sandbox,
+            directory,
             _claim,
             interrupts,
         } = self;
@@ -131,6 +149,10 @@ impl Session {
             Ok(()) => in_sandbox(&plan, &sandbox, interrupts).await,
         };
         let (closed, ended) = tokio::join!(sandbox.close(GRACE), trail.ended(&plan, end.outcome, details.clone()));
+        // One that could not be removed may still write there: the next start sweeps both.
+        if closed.is_ok() {
+            directory.remove();
+        }
         let destroyed = trail.destroyed(closed.as_ref().err()).await;
         let failures = [closed.map_err(Error::from).err(), ended.err(), destroyed.err()];
         let object = json!({ "sandbox_id": sandbox.id(), "backend": plan.backend, "policy": plan.policy.name(),

@@ -83,7 +83,7 @@ pub(super) async fn pass(exec: &mut Exec, stdin: bool, mut interrupts: Interrupt
             continue;
         }
         let written = match &output {
-            Output::Stdout(bytes) => {
+            Output::Stdout(bytes) | Output::Pty(bytes) => {
                 passed.stdout_bytes += bytes.len() as u64;
                 passed.is_mid_line = !bytes.ends_with(b"\n");
                 write(&mut stdout, bytes, &interrupted).await

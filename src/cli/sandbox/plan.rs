@@ -8,7 +8,7 @@ use crate::cli::Error;
 use crate::error::Kind;
 use crate::ids::SandboxId;
 use crate::policy::{Policies, Policy};
-use crate::sandbox::{BackendName, Capabilities, Command, Identity, ImageRef, Mount, Spec, Stdin, seccomp};
+use crate::sandbox::{BackendName, Capabilities, Command, Identity, ImageRef, Mount, Spec, Stdin};
 
 /// One command, and the sandbox that it gets.
 #[derive(Debug)]
@@ -29,14 +29,17 @@ impl Plan {
         let policy = Policies::load(&run.policy, data_dir)?;
         let image = run.image.unwrap_or_else(|| policy.image().clone());
         let backend = backend(&policy, run.backend, &image)?;
-        let filter = seccomp::default_filter().map_err(|error| Error::of(Kind::WrongState, &error))?;
+        let filter = policy
+            .seccomp()
+            .filter()
+            .map_err(|error| Error::of(Kind::WrongState, &error))?;
         let most = policy.limits().wall_time;
         let command = Command {
-            argv: run.command.into_iter().map(OsStringExt::into_vec).collect(),
             env: run.env.into_iter().collect(),
             cwd: run.workdir.map(|dir| dir.into_os_string().into_vec()),
             timeout: Some(run.timeout.map_or(most, |asked| asked.min(most))),
             stdin: if run.stdin { Stdin::Open } else { Stdin::Null },
+            ..Command::new(run.command.into_iter().map(OsStringExt::into_vec))
         };
         let mounts = policy.mounts().iter().cloned().chain(run.mount_ro).collect();
         Ok(Self {
@@ -72,14 +75,14 @@ impl Plan {
         ))
     }
 
-    pub fn spec(&self, identity: Identity) -> Spec {
+    pub fn spec(&self, id: SandboxId, identity: Identity, workspace: PathBuf) -> Spec {
         Spec {
-            id: SandboxId::random(),
+            id,
             image: self.image.clone(),
             isolation: self.policy.isolation(),
             limits: self.policy.limits().clone(),
             identity,
-            workspace: None,
+            workspace: Some(workspace),
             mounts: self.mounts.clone(),
             labels: std::collections::BTreeMap::new(),
         }
@@ -164,7 +167,7 @@ mod tests {
     fn the_policy_gives_what_flags_do_not() {
         let policy = format!("{EXTENDS}[limits]\nmemory = \"64MiB\"\nwall_time = \"20s\"\n");
         let made = plan(&policy, &["--env", "A=b=c", "--workdir", "sub"]).unwrap();
-        let spec = made.spec(Identity { base: 1 << 20 });
+        let spec = made.spec(SandboxId::random(), Identity { base: 1 << 20 }, "/w".into());
         assert_eq!((spec.limits.memory_bytes, made.backend), (64 << 20, BackendName::Oci));
         let wanted = Command::new(["true", "-x"])
             .env("A", "b=c")

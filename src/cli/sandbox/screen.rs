@@ -1,5 +1,6 @@
 //! Output as bytes: each byte of a stream once and in order, whatever comes again after a broken connection.
 
+use bytes::Buf;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
@@ -13,7 +14,7 @@ pub(super) enum To {
 }
 
 /// One piece for this process's own output.
-pub(super) type Piece = (To, Vec<u8>);
+pub(super) type Piece = (To, bytes::Bytes);
 
 /// The streams of one command, and how far each has been taken.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -26,7 +27,7 @@ pub(super) struct Places {
 /// What is new in one piece of output.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Fresh {
-    pub bytes: Vec<u8>,
+    pub bytes: bytes::Bytes,
     /// Bytes before it that never came.
     pub lost: u64,
 }
@@ -37,7 +38,7 @@ pub(super) fn take(place: &mut u64, output: proto::ExecOutput) -> Fresh {
     let lost = output.offset.saturating_sub(*place);
     let mut bytes = output.data;
     let known = usize::try_from(known).unwrap_or(usize::MAX).min(bytes.len());
-    bytes.drain(..known);
+    bytes.advance(known);
     *place = place.saturating_add(lost).saturating_add(bytes.len() as u64);
     Fresh { bytes, lost }
 }
@@ -80,9 +81,9 @@ mod tests {
     fn each_byte_is_taken_once_and_a_gap_is_counted() {
         let mut place = 0;
         let mut piece = |offset: u64, data: &[u8]| {
-            let data = data.to_vec();
+            let data = data.to_vec().into();
             let Fresh { bytes, lost } = take(&mut place, proto::ExecOutput { offset, data });
-            (String::from_utf8(bytes).unwrap(), lost, place)
+            (String::from_utf8(bytes.to_vec()).unwrap(), lost, place)
         };
         assert_eq!(piece(0, b"abc"), ("abc".into(), 0, 3));
         // Again from an earlier place, as after a broken connection.

@@ -89,6 +89,6 @@ impl Trail {
 
 fn command(plan: &Plan) -> Value {
     let argv: Vec<String> = plan.command.argv.iter().map(|word| shown(word)).collect();
-    let cwd = plan.command.cwd.as_deref().map_or("/tmp".to_owned(), shown);
+    let cwd = plan.command.cwd.as_deref().map_or("/workspace".to_owned(), shown);
     json!({ "argv": argv, "cwd": cwd })
 }

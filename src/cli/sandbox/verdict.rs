@@ -152,7 +152,16 @@ impl Verdict {
                 Self::said(KILLED, text)
             }
             Cause::Killed { by } => Self::said(KILLED, format!("killed by {by}")),
-            Cause::SandboxLost { reason } => Self::said(NO_SANDBOX, format!("the sandbox is lost: {reason}")),
+            Cause::Disconnected | Cause::Superseded => Self::said(KILLED, "ended with its connection"),
+            Cause::SandboxKilled { .. }
+            | Cause::SandboxExpired
+            | Cause::SandboxIdle
+            | Cause::SandboxShutdown
+            | Cause::SandboxOutOfMemory { .. }
+            | Cause::SandboxLost { .. } => {
+                let reason = cause.sandbox_gone().unwrap_or_default();
+                Self::said(NO_SANDBOX, format!("the sandbox is lost: {reason}"))
+            }
         }
     }
 }

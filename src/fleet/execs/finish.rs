@@ -1,4 +1,4 @@
-//! How a command of the fleet ended: the command's own end, or what came over it.
+//! How a command of the fleet ended: its own end, or that of its sandbox.
 
 use std::time::Duration;
 
@@ -17,44 +17,25 @@ pub struct Finish {
 /// Why it runs no more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum How {
-    /// It, or a limit, as the sandbox tells.
+    /// By itself, by a limit, or on request, as its sandbox tells.
     Itself(Cause),
-    /// A call.
-    Killed { by: String, reason: String },
-    /// Its client went away.
-    Disconnected,
-    /// Its sandbox.
+    /// With its sandbox.
     Sandbox(End),
-    /// The server lost it.
-    Lost { reason: String },
-}
-
-/// Who ended it, as far as the server asked for that.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Asked {
-    Kill { by: String },
-    Disconnect,
 }
 
 impl Finish {
-    /// What `ended` means, given what the server had asked for and what it knows.
-    pub fn of(ended: Ended, asked: Option<&Asked>, timeout: Option<Duration>, sandbox: Option<&End>) -> Self {
-        let how = match (sandbox, &ended.cause, asked) {
+    /// What `ended` means, given what the server knows.
+    pub fn of(ended: Ended, timeout: Option<Duration>, sandbox: Option<&End>) -> Self {
+        let how = match (sandbox, &ended.cause) {
             // Whatever it said while its sandbox was being ended is not its own end.
-            (Some(end), _, _) => How::Sandbox(end.clone()),
-            (None, Cause::Killed { .. }, Some(Asked::Disconnect)) => How::Disconnected,
-            (None, Cause::Killed { .. }, Some(Asked::Kill { by })) => How::Killed {
-                by: by.clone(),
-                reason: String::new(),
-            },
-            (None, Cause::SandboxLost { reason }, _) => match timeout {
-                // A paused guest cannot tell that a command's time was over.
-                Some(timeout) if ended.duration >= timeout => How::Itself(Cause::TimedOut {
-                    after_ms: timeout.as_millis() as u64,
-                }),
-                Some(_) | None => How::Lost { reason: reason.clone() },
-            },
-            (None, cause, _) => How::Itself(cause.clone()),
+            (Some(end), _) => How::Sandbox(end.clone()),
+            // A paused guest cannot tell that a command's time was over.
+            (None, Cause::SandboxLost { .. }) if timeout.is_some_and(|timeout| ended.duration >= timeout) => {
+                How::Itself(Cause::TimedOut {
+                    after_ms: timeout.unwrap_or_default().as_millis() as u64,
+                })
+            }
+            (None, cause) => How::Itself(cause.clone()),
         };
         Self {
             how,
@@ -80,9 +61,15 @@ impl Finish {
             How::Itself(Cause::Signalled { .. }) => "signalled",
             How::Itself(Cause::TimedOut { .. }) => "timed_out",
             How::Itself(Cause::OutOfMemory { .. }) => "out_of_memory",
-            How::Itself(Cause::Killed { .. }) | How::Killed { .. } => "killed",
-            How::Itself(Cause::SandboxLost { .. }) | How::Lost { .. } => "lost",
-            How::Disconnected => "disconnected",
+            How::Itself(Cause::Killed { .. }) => "killed",
+            How::Itself(Cause::Disconnected) => "disconnected",
+            How::Itself(Cause::Superseded) => "superseded",
+            How::Itself(Cause::SandboxKilled { .. }) => "sandbox_killed",
+            How::Itself(Cause::SandboxExpired) => "sandbox_expired",
+            How::Itself(Cause::SandboxIdle) => "sandbox_idle",
+            How::Itself(Cause::SandboxShutdown) => "sandbox_shutdown",
+            How::Itself(Cause::SandboxOutOfMemory { .. }) => "sandbox_out_of_memory",
+            How::Itself(Cause::SandboxLost { .. }) => "sandbox_lost",
             How::Sandbox(end) => match end.cause {
                 Over::Killed => "sandbox_killed",
                 Over::Expired => "sandbox_expired",

@@ -13,9 +13,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-pub use finish::{Asked, Finish, How};
+pub use finish::{Finish, How};
 pub use log::{Channel, Counts, Item, Log, NotKept, Offsets, Overflow, Reader};
 pub(super) use run::Launch;
+pub(super) use run::take_over;
 pub use run::{Attached, OnDisconnect, Start};
 
 use super::Error;
@@ -43,7 +44,6 @@ pub struct Entry {
     on_disconnect: OnDisconnect,
     timeout: Option<Duration>,
     control: Control,
-    asked: Mutex<Option<Asked>>,
     ended_at: Mutex<Option<Timestamp>>,
 }
 
@@ -79,16 +79,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Entry {
-    /// Kills the whole tree, and remembers for whom. The first who asks is the one.
-    pub async fn kill(&self, asked: Asked) {
-        let by = match &asked {
-            Asked::Kill { by } => by.clone(),
-            Asked::Disconnect => "disconnected".to_owned(),
-        };
-        lock(&self.asked).get_or_insert(asked);
+    /// Ends the whole tree: SIGTERM, the command's grace, SIGKILL.
+    pub async fn kill(&self, by: &str) {
         self.log.stop_waiting();
         // It has ended by itself otherwise.
-        let _ = self.control.kill(by).await;
+        let _ = self.control.terminate(by).await;
+    }
+
+    /// The same, because its client went away.
+    async fn disconnected(&self) {
+        self.log.stop_waiting();
+        let _ = self.control.disconnected().await;
     }
 
     pub fn control(&self) -> &Control {

@@ -1,4 +1,4 @@
-//! Starts a command and takes its output, to its end.
+//! Starts a command, or goes on with one of an earlier server, and takes its output to its end.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -6,24 +6,27 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Asked, Channel, Entry, Error, Finish, Item, Log, Offsets, Overflow, Reader, lock};
+use super::{Channel, Entry, Error, Finish, Item, Log, Offsets, Overflow, Reader};
 use crate::fleet::activity::Busy;
 use crate::fleet::member::Member;
+use crate::fleet::service::OnShutdown;
 use crate::fleet::trail::{Ids, Trail, actor};
 use crate::ids::ExecId;
-use crate::sandbox::{Cause, Command, Exec, Output, Sandbox, Stdin};
+use crate::sandbox::{self, Background, Cause, Command, Exec, Output, Sandbox, Stdin, TerminalSize};
 use crate::tasks::Tasks;
 
 /// Longest argument text that goes on the record, in bytes.
 const ARGUMENTS: usize = 4096;
-
 /// How long the end of a sandbox may take to be understood.
 const VERDICT: Duration = Duration::from_secs(1);
+/// Tries to attach to output that is being dropped meanwhile.
+const TRIES: usize = 5;
 
 /// What becomes of a command whose client goes away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnDisconnect {
     Kill,
+    /// It goes on, over the end of the server too.
     Keep,
 }
 
@@ -35,8 +38,12 @@ pub struct Start {
     pub cwd: Option<Vec<u8>>,
     pub timeout: Option<Duration>,
     pub stdin: bool,
+    pub terminal: Option<TerminalSize>,
     pub on_disconnect: OnDisconnect,
+    pub background: Background,
     pub overflow: Overflow,
+    pub user: Option<String>,
+    pub grace: Duration,
     pub by: String,
 }
 
@@ -59,15 +66,38 @@ impl Drop for Leash {
     fn drop(&mut self) {
         if self.entry.log.finish().is_none() {
             let entry = Arc::clone(&self.entry);
-            self.tasks
-                .spawn("kill of a command without a client", move |_| async move {
-                    entry.kill(Asked::Disconnect).await;
-                });
+            let kill = move |_| async move { entry.disconnected().await };
+            self.tasks.spawn("end of a command without a client", kill);
         }
     }
 }
 
 impl Attached {
+    /// The reader of a command that has just begun.
+    fn first(entry: &Arc<Entry>, tasks: &Tasks) -> Result<Self, Error> {
+        let leash = || Leash {
+            entry: Arc::clone(entry),
+            tasks: tasks.clone(),
+        };
+        Ok(Self {
+            entry: Arc::clone(entry),
+            reader: entry.read_from([0; 3])?,
+            _leash: (entry.on_disconnect == OnDisconnect::Kill).then(leash),
+        })
+    }
+
+    /// One more reader of a command. It may go away without harm.
+    ///
+    /// # Errors
+    /// [`Error::OutputDropped`].
+    pub fn also(entry: &Arc<Entry>, at: Offsets) -> Result<Self, Error> {
+        Ok(Self {
+            entry: Arc::clone(entry),
+            reader: entry.read_from(at)?,
+            _leash: None,
+        })
+    }
+
     /// The next piece; `None` after the end. Cancellation-safe.
     pub async fn next(&mut self) -> Option<Item> {
         self.reader.next().await
@@ -90,16 +120,10 @@ impl Launch<'_> {
     /// # Errors
     /// [`Error::Sandbox`] when it does not start.
     pub async fn run(self, start: Start) -> Result<Attached, Error> {
-        let Self {
-            member,
-            sandbox,
-            busy,
-            trail,
-            tasks,
-        } = self;
+        let member = self.member;
         member.execs.check(&member.id)?;
-        let (id, on_disconnect) = (ExecId::random(), start.on_disconnect);
-        let asked = json!({ "argv": shown(&start.argv), "cwd": start.cwd.as_deref().map(lossy),
+        let id = ExecId::random();
+        let asked = json!({ "argv": shown(&start.argv), "cwd": start.cwd.as_deref().map(lossy), "user": start.user,
             "timeout_ms": start.timeout.map(|timeout| timeout.as_millis() as u64),
             "env": start.env.keys().collect::<Vec<_>>() });
         let actor = actor(&start.by);
@@ -107,76 +131,115 @@ impl Launch<'_> {
             sandbox: &member.id,
             exec: Some(id.as_str()),
         };
-        trail.put(&actor, "exec.started", "ok", ids, asked).await;
+        self.trail.put(&actor, "exec.started", "ok", ids, asked).await;
         let mut env = member.facts.env.clone();
         env.extend(start.env);
         let command = Command {
+            id: Some(id.clone()),
             argv: start.argv.clone(),
             env,
             cwd: start.cwd,
             timeout: start.timeout,
             stdin: if start.stdin { Stdin::Open } else { Stdin::Null },
+            terminal: start.terminal,
+            background: start.background,
+            overflow: match start.overflow {
+                Overflow::Wait => sandbox::Overflow::Wait,
+                Overflow::Drop => sandbox::Overflow::Drop,
+            },
+            user: start.user,
+            grace: start.grace,
+            detachable: start.on_disconnect == OnDisconnect::Keep,
         };
-        let exec = match sandbox.exec(command).await {
+        let exec = match self.sandbox.exec(command).await {
             Ok(exec) => exec,
             Err(error) => {
                 let reason = json!({ "reason": crate::error::chain(&error) });
-                trail.put(&actor, "exec.ended", "not_started", ids, reason).await;
+                self.trail.put(&actor, "exec.ended", "not_started", ids, reason).await;
                 return Err(error.into());
             }
         };
-        let log = Log::new(start.overflow);
         let entry = Arc::new(Entry {
             id,
             argv: start.argv,
-            pid: 0,
+            pid: exec.pid(),
             started_at: member.clock.now(),
-            log: Arc::clone(&log),
-            on_disconnect,
+            log: Log::new(start.overflow),
+            on_disconnect: start.on_disconnect,
             timeout: start.timeout,
             control: exec.control(),
-            asked: Mutex::default(),
             ended_at: Mutex::default(),
         });
-        let attached = attach(&entry, [0; 3], tasks)?;
-        member.execs.add(&entry);
+        let attached = Attached::first(&entry, self.tasks)?;
         let pump = Pump {
             member: Arc::clone(member),
             entry,
             actor,
-            trail: trail.clone(),
-            _busy: busy,
+            trail: self.trail.clone(),
+            _busy: self.busy,
         };
-        tasks.spawn("output of a command", move |_| pump.run(exec));
+        pump.begin(exec, self.tasks);
         Ok(attached)
     }
 }
 
-/// A reader from these offsets that holds the command on its leash, if it is on one.
-fn attach(entry: &Arc<Entry>, at: Offsets, tasks: &Tasks) -> Result<Attached, Error> {
-    let leash = (entry.on_disconnect == OnDisconnect::Kill).then(|| Leash {
-        entry: Arc::clone(entry),
-        tasks: tasks.clone(),
-    });
-    Ok(Attached {
-        entry: Arc::clone(entry),
-        reader: entry.read_from(at)?,
-        _leash: leash,
-    })
+/// Goes on with the commands that an earlier server kept in this sandbox; gives how many there were.
+///
+/// # Errors
+/// When the guest does not tell. A command that cannot be attached to is passed over.
+pub(in crate::fleet) async fn take_over(
+    member: &Arc<Member>,
+    sandbox: &Sandbox,
+    trail: &Trail,
+    tasks: &Tasks,
+) -> Result<usize, Error> {
+    let mut count = 0;
+    for found in sandbox.list_execs().await? {
+        let (exec, from) = match attach(sandbox, &found.id).await {
+            Ok(attached) => attached,
+            Err(error) => {
+                let error = crate::error::chain(&error);
+                tracing::warn!(sandbox = %member.id, exec = %found.id, error, "a command is not taken over");
+                continue;
+            }
+        };
+        let entry = Arc::new(Entry {
+            id: found.id,
+            argv: found.argv,
+            pid: found.pid,
+            started_at: crate::clock::Timestamp(member.clock.now().0 - found.age.as_millis() as i64),
+            // Where the guest drops, it goes on to: this one only has to take.
+            log: Log::resumed(Overflow::Wait, from),
+            on_disconnect: OnDisconnect::Keep,
+            timeout: None,
+            control: exec.control(),
+            ended_at: Mutex::default(),
+        });
+        let pump = Pump {
+            member: Arc::clone(member),
+            entry,
+            actor: "server".to_owned(),
+            trail: trail.clone(),
+            _busy: member.activity.begin(),
+        };
+        pump.begin(exec, tasks);
+        count += 1;
+    }
+    Ok(count)
 }
 
-impl Attached {
-    /// One more reader of a command. It may go away without harm.
-    ///
-    /// # Errors
-    /// [`Error::OutputDropped`].
-    pub fn also(entry: &Arc<Entry>, at: Offsets) -> Result<Self, Error> {
-        Ok(Self {
-            entry: Arc::clone(entry),
-            reader: entry.read_from(at)?,
-            _leash: None,
-        })
+/// Attaches to the first bytes that its guest still keeps.
+async fn attach(sandbox: &Sandbox, id: &ExecId) -> Result<(Exec, Offsets), sandbox::Error> {
+    let mut from = sandbox::Offsets::default();
+    for _ in 1..TRIES {
+        match sandbox.attach(id, from).await {
+            Ok(exec) => return Ok((exec, [from.stdout, from.stderr, from.pty])),
+            Err(sandbox::Error::OutputDropped { kept, .. }) => from = kept,
+            Err(error) => return Err(error),
+        }
     }
+    let exec = sandbox.attach(id, from).await?;
+    Ok((exec, [from.stdout, from.stderr, from.pty]))
 }
 
 /// Takes a command's output until it ends.
@@ -189,7 +252,19 @@ struct Pump {
 }
 
 impl Pump {
-    async fn run(self, exec: Exec) {
+    fn begin(self, exec: Exec, tasks: &Tasks) {
+        self.member.execs.add(&self.entry);
+        tasks.spawn("output of a command", move |stop| async move {
+            tokio::select! {
+                biased;
+                () = self.run(exec) => {}
+                // What is to outlive the server goes on in the sandbox.
+                () = stop.cancelled(), if self.member.on_shutdown == OnShutdown::Keep => {}
+            }
+        });
+    }
+
+    async fn run(&self, exec: Exec) {
         let log = &self.entry.log;
         let finish = tokio::select! {
             finish = self.take(exec) => finish,
@@ -211,29 +286,20 @@ impl Pump {
     }
 
     async fn take(&self, mut exec: Exec) -> Finish {
-        let mut offsets = self.entry.log.made();
         while let Some(output) = exec.output.recv().await {
-            let (channel, bytes) = match output {
-                Output::Stdout(bytes) => (Channel::Stdout, bytes),
-                Output::Stderr(bytes) => (Channel::Stderr, bytes),
+            let (channel, piece) = match output {
+                Output::Stdout(piece) => (Channel::Stdout, piece),
+                Output::Stderr(piece) => (Channel::Stderr, piece),
+                Output::Pty(piece) => (Channel::Pty, piece),
             };
-            let offset = &mut offsets[if channel == Channel::Stdout { 0 } else { 1 }];
-            let length = bytes.len() as u64;
-            self.entry.log.push(channel, *offset, bytes).await;
-            *offset += length;
+            self.entry.log.push(channel, piece.offset, piece.bytes).await;
         }
         let ended = exec.ended().await;
-        if let Cause::SandboxLost { .. } = ended.cause {
+        if let Cause::SandboxLost { .. } | Cause::SandboxOutOfMemory { .. } = ended.cause {
             // It may be the first to hear that its sandbox has ended; why, its driver knows in a moment.
             let _ = tokio::time::timeout(VERDICT, self.entry.log.ended()).await;
         }
-        let asked = lock(&self.entry.asked).clone();
-        Finish::of(
-            ended,
-            asked.as_ref(),
-            self.entry.timeout,
-            self.member.execs.over().as_ref(),
-        )
+        Finish::of(ended, self.entry.timeout, self.member.execs.over().as_ref())
     }
 }
 

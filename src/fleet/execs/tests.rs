@@ -9,15 +9,7 @@ use super::*;
 use crate::sandbox::{Cause, Ended};
 
 fn finish() -> Finish {
-    let ended = Ended {
-        cause: Cause::Exited { code: 0 },
-        duration: Duration::ZERO,
-        cpu: Duration::ZERO,
-        max_rss_bytes: 0,
-        killed_descendants: 0,
-        unknown: None,
-    };
-    Finish::of(ended, None, None, None)
+    Finish::of(Ended::new(Cause::Exited { code: 0 }), None, None)
 }
 
 /// Everything a reader gets to its end.

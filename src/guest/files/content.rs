@@ -10,12 +10,11 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, readlinkat, renameat};
 use nix::sys::stat::{Mode, fchmod, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
+use prost::bytes::BytesMut;
 
-use super::{Content, Done, Fail, Plane, Replies, Stop, file_type, split};
+use super::{Content, Done, Fail, Plane, Replies, Stop, file_type, info, reply_info, split};
 use crate::wire::{CHUNK, FileReply, FileType, file_reply, file_request};
 
-/// Most bytes that one read returns.
-const MAX_READ: u64 = 64 << 20;
 /// Symbolic links followed by a write, as the kernel does for an open.
 const MAX_LINKS: usize = 40;
 
@@ -34,22 +33,25 @@ impl Plane {
     pub(super) fn read(&self, read: &file_request::Read, reply: &mut Replies<'_>) -> Result<Done, Stop> {
         let fail = |error: io::Error| Fail::of(&read.path, errno(&error));
         let (mut file, size) = self.open_regular(&read.path)?;
+        let stat = fstat(&file).map_err(|errno| Fail::of(&read.path, errno))?;
+        reply(reply_info(info(read.path.clone(), &stat, Vec::new())))?;
         if read.offset > 0 {
             file.seek(SeekFrom::Start(read.offset)).map_err(fail)?;
         }
         let wanted = match read.length {
-            0 => MAX_READ,
-            length => length.min(MAX_READ),
+            0 => u64::MAX,
+            length => length,
         };
         let mut from = file.take(wanted);
-        let (mut sent, mut chunk) = (0, vec![0; CHUNK]);
+        let (mut sent, mut chunk) = (0, BytesMut::new());
         loop {
+            chunk.resize(CHUNK, 0);
             let length = from.read(&mut chunk).map_err(fail)?;
             if length == 0 {
                 break;
             }
             sent += length as u64;
-            let data = chunk[..length].to_vec();
+            let data = chunk.split_to(length).freeze();
             reply(FileReply {
                 kind: Some(file_reply::Kind::Data(data)),
             })?;
@@ -58,7 +60,12 @@ impl Plane {
         Ok(Done { truncated, total: size })
     }
 
-    pub(super) fn write(&self, write: &file_request::Write, content: &mut Content<'_>) -> Result<Done, Stop> {
+    pub(super) fn write(
+        &self,
+        write: &file_request::Write,
+        content: &mut Content<'_>,
+        reply: &mut Replies<'_>,
+    ) -> Result<Done, Stop> {
         let target = self.write_target(&write.path)?;
         let (directory, name) = split(&target)?;
         let parent = self.make_directories(directory)?;
@@ -85,7 +92,9 @@ impl Plane {
         }
         // Last, as writing clears set-id bits.
         fchmod(file, Mode::from_bits_truncate(mode)).map_err(fail)?;
+        let stat = fstat(file).map_err(fail)?;
         temporary.rename_to(name).map_err(fail)?;
+        reply(reply_info(info(write.path.clone(), &stat, Vec::new())))?;
         Ok(Done {
             truncated: false,
             total,

@@ -7,6 +7,7 @@
 
 mod content;
 mod walk;
+mod watch;
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -18,6 +19,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, OpenHow, ResolveFlag, openat, openat2, readlinkat, renameat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
+use prost::bytes::Bytes;
 
 use crate::wire::{self, FileChunk, FileError, FileInfo, FileReply, FileRequest, FileType, file_reply, file_request};
 
@@ -70,7 +72,7 @@ impl Fail {
 type Done = file_reply::Done;
 
 /// Where the content of a write comes from: the next chunk, empty at the end.
-pub type Content<'a> = dyn FnMut() -> io::Result<Vec<u8>> + 'a;
+pub type Content<'a> = dyn FnMut() -> io::Result<Bytes> + 'a;
 /// Where replies go.
 pub type Replies<'a> = dyn FnMut(FileReply) -> io::Result<()> + 'a;
 
@@ -168,23 +170,15 @@ impl Plane {
             None => Err(Fail::new("bad_request", "an empty request").into()),
             Some(Kind::Stat(stat)) => self.stat(&stat.path, reply),
             Some(Kind::Read(read)) => self.read(&read, reply),
-            Some(Kind::Write(write)) => self.write(&write, content),
+            Some(Kind::Write(write)) => self.write(&write, content, reply),
             Some(Kind::List(list)) => self.list(&list, reply),
             Some(Kind::Search(search)) => self.search(&search, reply),
             Some(Kind::Mkdir(mkdir)) => self.mkdir(&mkdir),
             Some(Kind::Remove(remove)) => self.remove(&remove),
             Some(Kind::Rename(rename)) => self.rename(&rename),
+            Some(Kind::Watch(_)) => Err(Fail::new("bad_request", "a watch needs a host that can hang up").into()),
         };
-        let last = match result {
-            Ok(done) => file_reply::Kind::Done(done),
-            Err(Stop::Fail(fail)) => file_reply::Kind::Error(FileError {
-                code: fail.code.to_owned(),
-                message: fail.message,
-                errno: fail.errno,
-            }),
-            Err(Stop::Peer(error)) => return Err(error),
-        };
-        reply(FileReply { kind: Some(last) })
+        conclude(result, reply)
     }
 
     fn stat(&self, path: &[u8], reply: &mut Replies<'_>) -> Result<Done, Stop> {
@@ -227,6 +221,20 @@ impl Plane {
         unlinkat(&parent, name, UnlinkatFlags::RemoveDir).map_err(fail)?;
         Ok(Done::default())
     }
+}
+
+/// Gives the last reply.
+fn conclude(result: Result<Done, Stop>, reply: &mut Replies<'_>) -> io::Result<()> {
+    let last = match result {
+        Ok(done) => file_reply::Kind::Done(done),
+        Err(Stop::Fail(fail)) => file_reply::Kind::Error(FileError {
+            code: fail.code.to_owned(),
+            message: fail.message,
+            errno: fail.errno,
+        }),
+        Err(Stop::Peer(error)) => return Err(error),
+    };
+    reply(FileReply { kind: Some(last) })
 }
 
 /// Directory and name of a path; the directory is empty for the base itself.
@@ -272,24 +280,36 @@ fn reply_info(info: FileInfo) -> FileReply {
 
 /// Serves one request on standard input and output, the way an `Exec.files` process does; gives the exit code.
 pub fn serve_stdio() -> i32 {
+    // Past the largest size of a file a write fails, as one past the end of a disk does.
+    super::sys::ignore_signal(nix::sys::signal::Signal::SIGXFSZ);
     match serve_streams(&mut io::stdin().lock(), &mut io::stdout().lock()) {
         Ok(()) => 0,
         Err(_) => 1,
     }
 }
 
-fn serve_streams(input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
+fn serve_streams(input: &mut (impl Read + AsFd), output: &mut impl Write) -> io::Result<()> {
     let Some(request) = wire::read::<FileRequest>(input)? else {
         return Ok(());
     };
-    let mut content = || -> io::Result<Vec<u8>> {
+    let plane = Plane::of_process();
+    if let Some(file_request::Kind::Watch(watch)) = &request.kind {
+        let host = input.as_fd();
+        let mut reply = |reply: FileReply| -> io::Result<()> {
+            wire::write(output, &reply)?;
+            output.flush()
+        };
+        let result = plane.watch(watch, host, &mut reply);
+        return conclude(result, &mut reply);
+    }
+    let mut content = || -> io::Result<Bytes> {
         let chunk = wire::read::<FileChunk>(input)?.ok_or(io::ErrorKind::UnexpectedEof)?;
         Ok(chunk.data)
     };
     // Small replies (list, search) leave together.
     let mut output = io::BufWriter::with_capacity(wire::CHUNK, output);
     let mut reply = |reply: FileReply| wire::write(&mut output, &reply);
-    Plane::of_process().serve(request, &mut content, &mut reply)?;
+    plane.serve(request, &mut content, &mut reply)?;
     output.flush()
 }
 

@@ -8,7 +8,7 @@ use crate::wire::Match;
 use file_request::Kind;
 
 fn ask(plane: &Plane, kind: Kind, content: &[&[u8]]) -> Vec<file_reply::Kind> {
-    let mut chunks = content.iter().map(|chunk| chunk.to_vec());
+    let mut chunks = content.iter().map(|chunk| Bytes::copy_from_slice(chunk));
     let mut replies = Vec::new();
     plane
         .serve(
@@ -150,10 +150,12 @@ fn a_read_has_offset_length_and_total() {
         offset: 2,
         length: 3,
     };
+    let replies = ask(&plane, Kind::Read(part), &[]);
+    assert!(matches!(&replies[0], file_reply::Kind::Info(info) if info.size == 10));
     assert_eq!(
-        ask(&plane, Kind::Read(part), &[]),
+        replies[1..],
         [
-            file_reply::Kind::Data(b"234".to_vec()),
+            file_reply::Kind::Data(b"234".to_vec().into()),
             file_reply::Kind::Done(Done {
                 truncated: true,
                 total: 10

@@ -31,7 +31,7 @@ const SNIFFED: usize = 8 << 10;
 
 /// What a visitor wants next.
 #[derive(PartialEq)]
-enum Go {
+pub(super) enum Go {
     On,
     /// Not into this directory.
     Past,
@@ -39,17 +39,17 @@ enum Go {
 }
 
 /// One entry on a walk.
-struct Entry<'a> {
-    directory: BorrowedFd<'a>,
-    name: &'a OsStr,
+pub(super) struct Entry<'a> {
+    pub directory: BorrowedFd<'a>,
+    pub name: &'a OsStr,
     /// Below the start of the walk.
-    path: &'a [u8],
-    stat: &'a FileStat,
+    pub path: &'a [u8],
+    pub stat: &'a FileStat,
     /// 1 for the start's own entries.
     depth: usize,
 }
 
-type Visitor<'a> = dyn FnMut(&Entry<'_>) -> Result<Go, Stop> + 'a;
+pub(super) type Visitor<'a> = dyn FnMut(&Entry<'_>) -> Result<Go, Stop> + 'a;
 
 impl Plane {
     pub(super) fn list(&self, list: &file_request::List, reply: &mut Replies<'_>) -> Result<Done, Stop> {
@@ -114,6 +114,19 @@ fn at(path: &[u8], stop: WalkStop) -> Stop {
 enum WalkStop {
     Start(Errno),
     Visitor(Stop),
+}
+
+/// Visits all below `start`, whose own path is `path`. A start that cannot be read is empty.
+pub(super) fn all(start: OwnedFd, path: &[u8], visit: &mut Visitor<'_>) -> Result<bool, Stop> {
+    let prefix = match path {
+        b"" => Vec::new(),
+        path => [path, b"/"].concat(),
+    };
+    match walk(start, prefix, 1, visit) {
+        Ok(complete) => Ok(complete),
+        Err(WalkStop::Start(_)) => Ok(false),
+        Err(WalkStop::Visitor(stop)) => Err(stop),
+    }
 }
 
 /// Visits all below `directory`, sorted by name, each directory before what it holds; whether it came to the end of it all.

@@ -13,6 +13,8 @@ use super::input::{BudgetsInput, Input, LimitsInput};
 use super::quantity::{parse_duration, parse_size, show_duration, show_size};
 use super::violation::Violation;
 use super::{Policy, schema, snapshot};
+use crate::sandbox::disk::Quota;
+use crate::sandbox::seccomp::Profile;
 use crate::sandbox::{BackendName, ImageRef, Isolation, Limits};
 
 /// More problems than these are only counted.
@@ -72,6 +74,7 @@ impl Checker<'_> {
         let isolation = self.isolation(input.isolation);
         let backend = self.backend(input.backend);
         let image = self.image(input.image.as_deref());
+        let seccomp = self.seccomp(input.seccomp);
         let limits = self.limits(&input.limits);
         let budgets = self.budgets(&input.budgets);
         let mounts = self.mounts(input.mounts.as_deref());
@@ -85,6 +88,7 @@ impl Checker<'_> {
             isolation,
             backend,
             image,
+            seccomp,
             limits,
             budgets,
             mounts,
@@ -109,11 +113,34 @@ impl Checker<'_> {
         }
     }
 
+    fn seccomp(&mut self, written: Option<Profile>) -> Profile {
+        match (written, self.parent) {
+            (Some(own), Some(parent)) if own < parent.seccomp => {
+                let message = widening(&own.to_string(), &parent.seccomp.to_string(), &parent.name);
+                self.problem("/seccomp", message);
+                own
+            }
+            (Some(own), _) => own,
+            (None, Some(parent)) => parent.seccomp,
+            (None, None) => Profile::Default,
+        }
+    }
+
     fn backend(&mut self, written: Option<BackendName>) -> Option<BackendName> {
         let inherited = self.parent.and_then(|parent| parent.backend);
+        self.named_once("/backend", written, inherited)
+    }
+
+    /// A choice that a child may make where its parent has left it open.
+    fn named_once<T: PartialEq + ToString>(
+        &mut self,
+        pointer: &str,
+        written: Option<T>,
+        inherited: Option<T>,
+    ) -> Option<T> {
         match (written, inherited) {
             (Some(own), Some(inherited)) if own != inherited => {
-                self.not_the_same("/backend", &own.to_string(), &inherited.to_string());
+                self.not_the_same(pointer, &own.to_string(), &inherited.to_string());
                 Some(own)
             }
             (own, inherited) => own.or(inherited),
@@ -168,6 +195,21 @@ impl Checker<'_> {
                 n.to_string()
             }),
             tmp_bytes: size(self, "/limits/tmp", &written.tmp, (MIB, TIB), inherited.tmp_bytes),
+            tmp_inodes: self.capped("/limits/tmp_inodes", written.tmp_inodes, inherited.tmp_inodes, |n| {
+                n.to_string()
+            }),
+            shm_bytes: size(self, "/limits/shm", &written.shm, (MIB, TIB), inherited.shm_bytes),
+            disk: {
+                let inherited = inherited.disk.unwrap_or_default();
+                let range = (16 * MIB, 16 * TIB);
+                Some(Quota {
+                    bytes: size(self, "/limits/disk", &written.disk, range, inherited.bytes),
+                    inodes: self.capped("/limits/disk_inodes", written.disk_inodes, inherited.inodes, |n| {
+                        n.to_string()
+                    }),
+                })
+            },
+            disk_kind: self.named_once("/limits/disk_kind", written.disk_kind, inherited.disk_kind),
             file_bytes: size(
                 self,
                 "/limits/file_size",

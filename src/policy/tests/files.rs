@@ -37,7 +37,9 @@ pids = "many"
 open_files = 1
 tmp = "1EiB"
 wall_time = "soon"
-disk = "1GiB"
+disk = "15MiB"
+disk_kind = "zfs"
+disc = "1GiB"
 
 [network]
 mode = "allowlist"
@@ -127,7 +129,7 @@ fn a_violation_says_where_it_is() {
         path: "limits.pidz".to_owned(),
         message:
             "unknown field; did you mean `pids`? known are `cpus`, `memory`, `swap`, `pids`, `open_files`, `tmp`, \
-                  `file_size`, `wall_time`"
+                  `tmp_inodes`, `shm`, `disk`, `disk_inodes`, `disk_kind`, `file_size`, `wall_time`"
                 .to_owned(),
     };
     assert_eq!(violations, [expected]);
@@ -181,13 +183,14 @@ fn a_child_inherits_and_narrows() {
 #[test]
 fn every_widening_is_refused_with_both_values() {
     let parent = policy(
-        "isolation = \"gvisor\"\nbackend = \"oci\"\nmounts = [{source=\"/srv/a\", target=\"/opt/a\"}]\n\
+        "isolation = \"gvisor\"\nbackend = \"oci\"\nseccomp = \"strict\"\nlimits = { disk_kind = \"image\" }\nmounts = [{source=\"/srv/a\", target=\"/opt/a\"}]\n\
          [[tools.rules]]\nname=\"sh\"\ntool=\"shell\"\nverdict=\"ask\"\n[budgets]\ntokens = 1000\ncost_usd = 2\n",
     );
     let problems = child(
         r#"isolation = "container"
 backend = "docker"
 image = "docker:python"
+seccomp = "default"
 mounts = [{ source = "/srv/b", target = "/opt/a" }]
 
 [limits]
@@ -197,6 +200,11 @@ swap = "1MiB"
 pids = 257
 open_files = 5000
 tmp = "1GiB"
+tmp_inodes = 10001
+shm = "65MiB"
+disk = "5GiB"
+disk_inodes = 200001
+disk_kind = "tmpfs"
 file_size = "3GiB"
 wall_time = "2h"
 

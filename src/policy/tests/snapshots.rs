@@ -74,3 +74,17 @@ fn a_snapshot_that_is_not_ours_is_refused() {
     assert!(changed("/notes/sources", json!([])).contains("do not fit"));
     assert!(Policy::from_snapshot(&json!({})).is_err());
 }
+
+/// A run that began before there were disk quotas and a second filter goes on under what it was told then.
+#[test]
+fn a_snapshot_from_before_disk_quotas_is_read_with_its_hash() {
+    let stored: Value = serde_json::from_str(include_str!("before-disks.json")).unwrap();
+    let policy = Policy::from_snapshot(&stored).unwrap();
+    let limits = policy.limits();
+    assert_eq!(
+        (limits.disk, limits.disk_kind, limits.tmp_inodes, limits.shm_bytes),
+        (None, None, 10_000, 64 << 20)
+    );
+    assert_eq!(policy.seccomp(), crate::sandbox::seccomp::Profile::Default);
+    assert_eq!(policy.snapshot(), stored);
+}

@@ -30,6 +30,7 @@ use crate::model::Message;
 use crate::policy::BudgetOverrides;
 use crate::sandbox::backend::Backends;
 use crate::sandbox::backend::fake::Fake;
+use crate::sandbox::disk::Volumes;
 use crate::store::memory::Memory;
 use crate::store::{Created, Owner, Signal, Store};
 use crate::task::Model;
@@ -105,9 +106,10 @@ impl World {
             Arc::clone(&self.clock),
             Arc::clone(&store),
         );
+        let benches = benches.unwrap().with_volumes(Volumes::folders(self.data.path()));
         let shop = Shop {
             store,
-            benches: benches.unwrap(),
+            benches,
             clock: Arc::clone(&self.clock),
             hub: Hub::default(),
             host: "sim".into(),

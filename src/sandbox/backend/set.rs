@@ -17,18 +17,15 @@ pub struct Backends(Arc<Opened>);
 #[derive(Debug)]
 struct Opened {
     data_dir: PathBuf,
-    /// The program that sandboxes are launched with: this one.
-    launcher: PathBuf,
     oci: OnceCell<Arc<dyn Backend>>,
     docker: OnceCell<Arc<dyn Backend>>,
 }
 
 impl Backends {
-    pub fn new(data_dir: &Path, launcher: PathBuf) -> Self {
+    pub fn new(data_dir: &Path) -> Self {
         let data_dir = data_dir.to_owned();
         Self(Arc::new(Opened {
             data_dir,
-            launcher,
             oci: OnceCell::new(),
             docker: OnceCell::new(),
         }))
@@ -39,7 +36,6 @@ impl Backends {
         let (oci, docker) = (OnceCell::from(Arc::clone(&backend)), OnceCell::from(backend));
         Self(Arc::new(Opened {
             data_dir: PathBuf::new(),
-            launcher: PathBuf::new(),
             oci,
             docker,
         }))
@@ -53,9 +49,7 @@ impl Backends {
             BackendName::Oci => {
                 opened
                     .oci
-                    .get_or_try_init(|| async {
-                        Ok::<Arc<dyn Backend>, Error>(Arc::new(Oci::new(&opened.data_dir, opened.launcher.clone())?))
-                    })
+                    .get_or_try_init(|| async { Ok::<Arc<dyn Backend>, Error>(Arc::new(Oci::new(&opened.data_dir)?)) })
                     .await?
             }
             BackendName::Docker => {

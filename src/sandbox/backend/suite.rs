@@ -13,8 +13,11 @@
 
 mod bare;
 mod files;
+mod lasting;
 mod portable;
 mod real;
+mod streams;
+mod terminal;
 mod walls;
 
 use std::os::unix::fs::chown;
@@ -26,8 +29,11 @@ use futures::FutureExt;
 use tempfile::TempDir;
 
 pub use files::*;
+pub use lasting::*;
 pub use portable::*;
 pub use real::*;
+pub use streams::*;
+pub use terminal::*;
 pub use walls::*;
 
 use super::Backend;
@@ -170,19 +176,25 @@ pub async fn run(name: &str, setup: Result<Subject, String>, case: impl AsyncFnO
 macro_rules! backend_suite {
     (portable, $setup:path) => {
         $crate::sandbox::backend::suite::backend_suite!(@ $setup;
-            life_cycle, exits_are_results, output_is_bytes, what_is_missing_is_named, fast_exits_lose_nothing, defaults_of_a_program,
-            input_reaches_the_program, time_up_is_typed, killed_is_typed, a_destroyed_sandbox_is_lost, frozen_and_thawed,
-            files_round_trip, file_names_are_bytes, file_errors_are_typed, listing_and_searching);
+            life_cycle, exits_are_results, t8_output_is_bytes, t5_what_is_missing_is_named, fast_exits_lose_nothing,
+            defaults_of_a_program, input_reaches_the_program, time_up_is_typed, killed_is_typed, a_destroyed_sandbox_is_lost,
+            t12_a_sandbox_that_is_ended_says_why, t13_frozen_and_thawed, files_round_trip, t17_file_names_are_bytes,
+            file_errors_are_typed, listing_and_searching);
     };
     (real, $setup:path) => {
         $crate::sandbox::backend::suite::backend_suite!(@ $setup;
-            time_up_takes_the_whole_tree, a_background_child_does_not_hold_the_result, hanging_up_kills_the_tree, a_fork_bomb_ends,
-            large_output_and_slow_consumers, large_input, unread_input_does_not_hold_a_kill, signals_reach_the_group, nothing_is_inherited,
-            programs_have_no_power, garbage_does_not_hurt_the_guest, many_at_once, magic_links_lead_nowhere, an_aborted_write_leaves_nothing,
+            t1_timeout_takes_every_descendant, t2_a_background_child_is_killed_or_kept, t3_timed_out_execs_leave_nothing,
+            t4_fast_exits_lose_nothing, t5_a_user_is_found_or_named, hanging_up_kills_the_tree, a_fork_bomb_ends,
+            t7_large_output_and_slow_consumers, t9_large_input, unread_input_does_not_hold_a_kill,
+            a_flood_holds_up_neither_kill_nor_time, signals_reach_the_group, signals_reach_the_tree, nothing_is_inherited,
+            programs_have_no_power, garbage_does_not_hurt_the_guest, many_at_once, t12_a_good_end_is_no_excuse,
+            t10_an_exec_goes_on_from_an_exact_offset, an_exec_is_found_and_told, output_that_nobody_takes_waits_or_is_dropped,
+            a_terminal_is_one, a_terminal_has_job_control, a_port_inside_can_be_dialled,
+            t16_magic_links_lead_nowhere, t18_large_files_are_streams, t18_an_aborted_write_leaves_nothing, changes_are_told,
             devices_do_not_block, stop_ends_everything);
     };
     (limits, $setup:path) => {
-        $crate::sandbox::backend::suite::backend_suite!(@ $setup; memory_is_capped, processes_are_capped, files_are_capped);
+        $crate::sandbox::backend::suite::backend_suite!(@ $setup; t6_memory_is_capped, processes_are_capped, files_are_capped);
     };
     (walls, $setup:path) => {
         $crate::sandbox::backend::suite::backend_suite!(@ $setup; the_root_is_read_only, there_is_no_network, the_agent_is_out_of_reach);

@@ -44,6 +44,14 @@ impl Group {
         })
     }
 
+    /// Version 1: the devices that may be opened, a line each, as the kernel has them.
+    pub fn devices(&self) -> Result<Option<String>, Error> {
+        match self.version() {
+            Version::V1 => Ok(Some(read(&self.file(Controller::Devices, "devices.list"))?)),
+            Version::V2 => Ok(None),
+        }
+    }
+
     /// The caps as the kernel has them.
     pub fn enforced(&self) -> Result<Enforced, Error> {
         use Controller::{Cpu, Memory, Pids};

@@ -105,6 +105,18 @@ impl Hierarchies {
         )
     }
 
+    /// The names of all sandboxes that have a group, of whatever data directory.
+    pub fn names(&self) -> Vec<String> {
+        let parents = self.mounts.values().map(|mount| mount.point.join(PARENT));
+        let entries = parents.flat_map(|parent| fs::read_dir(parent).into_iter().flatten().flatten());
+        // Files of the hierarchy stand beside them.
+        let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        let mut names: Vec<String> = dirs.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
     /// The group that the process `pid` is in, whoever made it.
     ///
     /// # Errors
@@ -179,8 +191,9 @@ mod tests {
 
         let unified = detect(V2, "cpuset cpu io memory pids").unwrap();
         assert_eq!(unified.version(), Version::V2);
-        let doors = unified.group("sbx_1").doors();
-        assert_eq!(doors, [Path::new("/sys/fs/cgroup/exuvia/sbx_1/cgroup.procs")]);
+        let group = unified.group("sbx_1");
+        assert_eq!(group.cradle(), Some(Path::new("/sys/fs/cgroup/exuvia/sbx_1")));
+        assert_eq!((group.doors(), hybrid.group("sbx_1").cradle()), (Vec::new(), None));
     }
 
     #[test]

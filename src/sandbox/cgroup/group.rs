@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use std::{fs, io, thread};
+use std::{fmt, fs, io, thread};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -68,13 +68,20 @@ impl Group {
         }
     }
 
-    /// The files into which a single-threaded process writes `0` to enter.
+    /// Version 1: the files into which a single-threaded process writes `0` to enter.
     pub fn doors(&self) -> Vec<PathBuf> {
-        let name = match self.version {
-            Version::V1 => "tasks",
-            Version::V2 => "cgroup.procs",
-        };
-        self.distinct().into_iter().map(|dir| dir.join(name)).collect()
+        match self.version {
+            Version::V1 => self.distinct().into_iter().map(|dir| dir.join("tasks")).collect(),
+            Version::V2 => Vec::new(),
+        }
+    }
+
+    /// Version 2: the directory that a process can be born into.
+    pub fn cradle(&self) -> Option<&Path> {
+        match self.version {
+            Version::V1 => None,
+            Version::V2 => self.distinct().first().copied(),
+        }
     }
 
     /// The processes inside, as the host numbers them.
@@ -95,13 +102,13 @@ impl Group {
     /// Kills everything inside, waits until it is empty, and removes it. Fine when there is none.
     pub fn remove(&self) -> Result<(), Error> {
         let started = Instant::now();
-        let mut nap = Duration::from_micros(200);
+        let mut nap = Duration::from_micros(100);
         loop {
-            self.kill()?;
+            // An empty group can be removed, any other cannot: there is no need to look first.
             match self.remove_dirs() {
                 Ok(()) => return Ok(()),
                 Err(error) if started.elapsed() > DEADLINE || !error.is_busy() => return Err(error),
-                Err(_) => {}
+                Err(_) => self.kill()?,
             }
             thread::sleep(nap);
             nap = (nap * 2).min(Duration::from_millis(20));
@@ -123,6 +130,13 @@ impl Group {
 
     /// Sends SIGKILL to everything inside, frozen or not. Does not wait.
     pub fn kill(&self) -> Result<(), Error> {
+        if self.version == Version::V2 {
+            // All at once, forks in flight and frozen ones included. Linux 5.14 and later.
+            match write(&self.file(Controller::Memory, "cgroup.kill"), "1") {
+                Err(error) if error.is_gone() => {}
+                result => return result,
+            }
+        }
         let inside = self.pids()?;
         if inside.is_empty() {
             return Ok(());
@@ -130,7 +144,11 @@ impl Group {
         for pid in inside {
             self.kill_one(pid);
         }
-        // What is frozen dies once it is thawed.
+        self.thaw()
+    }
+
+    /// Lets what was killed while it was frozen die. Does not wait.
+    pub fn thaw(&self) -> Result<(), Error> {
         match self.set_frozen(false) {
             Err(error) if !error.is_gone() => Err(error),
             Ok(()) | Err(_) => Ok(()),
@@ -166,6 +184,12 @@ impl Group {
     fn name(&self) -> Option<String> {
         let name = self.dirs.values().next()?.file_name()?.to_str()?;
         Some(format!("/{PARENT}/{name}"))
+    }
+
+    /// When it was made; `None` where there is none.
+    pub fn made(&self) -> Option<std::time::SystemTime> {
+        let dirs = self.distinct().into_iter();
+        dirs.filter_map(|dir| fs::metadata(dir).ok()?.modified().ok()).max()
     }
 
     /// Whether any part of it exists.
@@ -217,6 +241,13 @@ impl Group {
             },
             Version::V2 => Some(entry(&self.file(Controller::Freezer, "cgroup.events"), "frozen")? == 1),
         })
+    }
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dirs: Vec<String> = self.distinct().iter().map(|dir| dir.display().to_string()).collect();
+        f.write_str(&dirs.join(" "))
     }
 }
 

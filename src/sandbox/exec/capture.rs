@@ -107,12 +107,12 @@ impl Captured {
 }
 
 impl Exec {
-    /// Runs to the end and keeps at most `max_bytes` of each stream.
+    /// Runs to the end and keeps at most `max_bytes` of each stream. What a pseudo-terminal shows counts as standard output.
     pub async fn finish(mut self, max_bytes: usize) -> Finished {
         let (mut stdout, mut stderr) = (Captured::new(max_bytes), Captured::new(max_bytes));
         while let Some(output) = self.output.recv().await {
             match output {
-                Output::Stdout(bytes) => stdout.push(&bytes),
+                Output::Stdout(bytes) | Output::Pty(bytes) => stdout.push(&bytes),
                 Output::Stderr(bytes) => stderr.push(&bytes),
             }
         }

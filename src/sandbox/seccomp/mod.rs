@@ -9,15 +9,79 @@
 mod table;
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 
+use schemars::JsonSchema;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
     TargetArch, sock_filter,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// The profile of every sandbox whose policy names no other.
 pub const DEFAULT: &str = include_str!("../../../policies/seccomp/default.json");
+/// A narrower one.
+pub const STRICT: &str = include_str!("../../../policies/seccomp/strict.json");
+
+/// The built-in profiles, from wide to narrow: each allows nothing that an earlier one does not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Profile {
+    #[default]
+    Default,
+    Strict,
+}
+
+impl Profile {
+    /// Its text.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Default => DEFAULT,
+            Self::Strict => STRICT,
+        }
+    }
+
+    /// # Errors
+    /// Only on an architecture that profiles are not written for.
+    pub fn filter(self) -> Result<Vec<u8>, Error> {
+        compile(self.text())
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Default => "default",
+            Self::Strict => "strict",
+        })
+    }
+}
+
+/// All built-in profiles, compiled.
+#[derive(Debug, Clone)]
+pub struct Filters {
+    default: Arc<[u8]>,
+    strict: Arc<[u8]>,
+}
+
+impl Filters {
+    /// # Errors
+    /// Only on an architecture that profiles are not written for.
+    pub fn compile() -> Result<Self, Error> {
+        Ok(Self {
+            default: Profile::Default.filter()?.into(),
+            strict: Profile::Strict.filter()?.into(),
+        })
+    }
+
+    pub fn of(&self, profile: Profile) -> &[u8] {
+        match profile {
+            Profile::Default => &self.default,
+            Profile::Strict => &self.strict,
+        }
+    }
+}
 
 /// What is wrong with a profile.
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +106,7 @@ pub enum Error {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Profile {
+struct Written {
     #[serde(default, rename = "comment")]
     _comment: String,
     default: String,
@@ -102,7 +166,7 @@ pub fn default_filter() -> Result<Vec<u8>, Error> {
     compile(DEFAULT)
 }
 
-fn assemble(profile: &Profile) -> Result<BpfProgram, Error> {
+fn assemble(profile: &Written) -> Result<BpfProgram, Error> {
     if !cfg!(target_arch = "x86_64") {
         return Err(Error::Architecture(std::env::consts::ARCH));
     }

@@ -59,7 +59,7 @@ const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 
 #[test]
 fn every_call_of_the_profile_gets_its_verdict() {
-    let profile: Profile = serde_json::from_str(DEFAULT).unwrap();
+    let profile: Written = serde_json::from_str(DEFAULT).unwrap();
     let program = default_program();
     let conditional: Vec<i64> = profile
         .allow_when
@@ -77,6 +77,57 @@ fn every_call_of_the_profile_gets_its_verdict() {
         assert_eq!(run(&program, X86_64, call as u32, [0; 6]), wanted, "{call}");
     }
     assert_eq!(run(&program, X86_64, table::highest() as u32 + 1, [0; 6]), ENOSYS);
+}
+
+#[test]
+fn strict_allows_nothing_that_default_does_not() {
+    let read = |text: &str| -> Written { serde_json::from_str(text).unwrap() };
+    let (default, strict) = (read(DEFAULT), read(STRICT));
+    let rules = |profile: &Written| -> Vec<String> {
+        let rules = profile.allow_when.iter();
+        rules.map(|rule| format!("{} {:?}", rule.call, rule.when)).collect()
+    };
+    let wider: Vec<&String> = strict
+        .allow
+        .iter()
+        .filter(|call| !default.allow.contains(call))
+        .collect();
+    assert_eq!(wider, Vec::<&String>::new());
+    // A condition may narrow what `default` allows whole, or is one of its own.
+    for (rule, text) in strict.allow_when.iter().zip(rules(&strict)) {
+        assert!(
+            default.allow.contains(&rule.call) || rules(&default).contains(&text),
+            "{text}"
+        );
+    }
+    let verdict = |call: &str, arguments| {
+        let program = assemble(&strict).unwrap();
+        run(&program, X86_64, table::number(call).unwrap() as u32, arguments)
+    };
+    for call in [
+        "ptrace",
+        "seccomp",
+        "shmget",
+        "mq_open",
+        "splice",
+        "tee",
+        "mincore",
+        "setuid",
+        "pkey_alloc",
+    ] {
+        assert_eq!(verdict(call, [0; 6]), EPERM, "{call}");
+    }
+    let node = |mode| verdict("mknodat", [0, 0, mode, 0, 0, 0]);
+    assert_eq!(
+        (node(0o010_644), node(0o020_644), node(0o060_644)),
+        (ALLOW, EPERM, EPERM)
+    );
+    let socket = |family, protocol| verdict("socket", [family, 0, protocol, 0, 0, 0]);
+    assert_eq!(
+        (socket(1, 0), socket(2, 6), socket(16, 0), socket(17, 3)),
+        (ALLOW, ALLOW, EPERM, EPERM)
+    );
+    assert_eq!(run(&assemble(&strict).unwrap(), I386, 1, [0; 6]), KILL);
 }
 
 #[test]

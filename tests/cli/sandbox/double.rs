@@ -223,7 +223,7 @@ impl SandboxService for Service {
     async fn read_file(&self, request: Request<ReadFileRequest>) -> Result<Response<Self::ReadFileStream>, Status> {
         let found = self.script().contents.get(&request.into_inner().path).cloned();
         let data = found.ok_or_else(|| Status::not_found("no such file"))?;
-        Ok(out(vec![Ok(FileChunk { data })]))
+        Ok(out(vec![Ok(FileChunk { data: data.into() })]))
     }
 
     async fn run_code(&self, _: Request<RunCodeRequest>) -> Result<Response<Self::RunCodeStream>, Status> {

@@ -79,7 +79,7 @@ fn code_shows_its_output_its_values_and_its_errors() {
     let printed = || {
         Kind::Stdout(ExecOutput {
             offset: 0,
-            data: b"6 * 7".to_vec(),
+            data: b"6 * 7".to_vec().into(),
         })
     };
     let well = || {

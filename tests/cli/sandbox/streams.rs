@@ -26,12 +26,18 @@ fn started() -> Result<ExecEvent, Status> {
 
 fn out(offset: u64, data: &[u8]) -> Result<ExecEvent, Status> {
     let data = data.to_vec();
-    event(Kind::Stdout(ExecOutput { offset, data }))
+    event(Kind::Stdout(ExecOutput {
+        offset,
+        data: data.into(),
+    }))
 }
 
 fn err(offset: u64, data: &[u8]) -> Result<ExecEvent, Status> {
     let data = data.to_vec();
-    event(Kind::Stderr(ExecOutput { offset, data }))
+    event(Kind::Stderr(ExecOutput {
+        offset,
+        data: data.into(),
+    }))
 }
 
 fn ended(cause: Cause, edit: fn(&mut ExecEnded)) -> Result<ExecEvent, Status> {

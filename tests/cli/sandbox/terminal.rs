@@ -29,7 +29,10 @@ fn started() -> Result<ExecEvent, Status> {
 
 fn output(data: &[u8]) -> ExecOutput {
     let data = data.to_vec();
-    ExecOutput { offset: 0, data }
+    ExecOutput {
+        offset: 0,
+        data: data.into(),
+    }
 }
 
 fn ended(cause: Cause, exit_code: Option<i32>) -> Result<ExecEvent, Status> {

@@ -154,7 +154,7 @@ impl Down {
         Ok(self.client.read_file(request).await?.into_inner())
     }
 
-    async fn next(&mut self, chunks: &mut tonic::Streaming<proto::FileChunk>) -> Result<Option<Vec<u8>>, Error> {
+    async fn next(&mut self, chunks: &mut tonic::Streaming<proto::FileChunk>) -> Result<Option<bytes::Bytes>, Error> {
         let Some(chunk) = chunks.message().await? else {
             return Ok(None);
         };

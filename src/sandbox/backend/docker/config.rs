@@ -13,52 +13,17 @@ use bollard::models::{
 
 use super::channel;
 use super::image::Ready;
-use crate::sandbox::cgroup::{PERIOD_US, quota_us};
-use crate::sandbox::{Error, Limits, Mount, Spec};
+use super::record::Record;
+use crate::sandbox::cgroup::{Group, PERIOD_US, quota_us};
+use crate::sandbox::image::HOSTNAME;
+use crate::sandbox::verify::{Expected, Mounts, Writable};
+use crate::sandbox::{Error, Limits, Mount, Spec, walls};
 
 const GUEST: &str = "/.exuvia/guest";
 
 /// The guest's own: become the sandbox's user, and end that user's processes. SETPCAP it uses once, to empty the bounding
 /// set, and gives up.
 const CAPABILITIES: [&str; 4] = ["SETUID", "SETGID", "KILL", "SETPCAP"];
-
-/// Hidden: they tell of the host, or of other sandboxes.
-const MASKED: [&str; 32] = [
-    "/proc/acpi",
-    "/proc/asound",
-    "/proc/cmdline",
-    "/proc/diskstats",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/key-users",
-    "/proc/keys",
-    "/proc/kpagecgroup",
-    "/proc/kpagecount",
-    "/proc/kpageflags",
-    "/proc/latency_stats",
-    "/proc/partitions",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/proc/slabinfo",
-    "/proc/softirqs",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/vmallocinfo",
-    "/sys/block",
-    "/sys/class/block",
-    "/sys/class/dmi",
-    "/sys/dev/block",
-    "/sys/devices/virtual/dmi",
-    "/sys/devices/virtual/powercap",
-    "/sys/firmware",
-    "/sys/fs/bpf",
-    "/sys/fs/pstore",
-    "/sys/kernel/debug",
-    "/sys/kernel/security",
-    "/sys/kernel/tracing",
-];
-
-const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// Where a bind could undo what the sandbox is.
 const NO_BINDS: [&str; 4] = ["/proc", "/sys", "/dev", "/.exuvia"];
@@ -92,13 +57,23 @@ pub fn container(spec: &Spec, parts: Parts<'_>) -> Result<ContainerCreateBody, E
     binds.push(bind(parts.guest, Path::new(GUEST), Access::Read)?);
     binds.push(bind(parts.ctl, Path::new(channel::INSIDE), Access::Write)?);
 
-    let (tmp, inodes) = (limits.tmp_bytes, (limits.tmp_bytes / 4096).clamp(1024, 10_000));
-    let scratch = format!("rw,nosuid,nodev,exec,size={tmp},nr_inodes={inodes}");
+    let scratch = format!(
+        "rw,nosuid,nodev,exec,size={},nr_inodes={}",
+        limits.tmp_bytes, limits.tmp_inodes
+    );
     let mut tmpfs = HashMap::new();
     for volume in &parts.image.volumes {
         tmpfs.insert(volume.clone(), "ro,nosuid,nodev,noexec,size=4096".to_owned());
     }
     tmpfs.insert("/tmp".to_owned(), format!("{scratch},mode=1777"));
+    // Not `ShmSize`, which caps bytes alone.
+    tmpfs.insert(
+        "/dev/shm".to_owned(),
+        format!(
+            "rw,nosuid,nodev,noexec,size={},nr_inodes={},mode=1777",
+            limits.shm_bytes, limits.tmp_inodes
+        ),
+    );
     match &spec.workspace {
         Some(directory) => {
             tmpfs.remove("/workspace");
@@ -117,7 +92,7 @@ pub fn container(spec: &Spec, parts: Parts<'_>) -> Result<ContainerCreateBody, E
 
     let strings = |list: &[&str]| Some(list.iter().map(ToString::to_string).collect());
     Ok(ContainerCreateBody {
-        hostname: Some("sandbox".into()),
+        hostname: Some(HOSTNAME.into()),
         user: Some("0:0".into()),
         image: Some(parts.image.id.clone()),
         entrypoint: strings(&[GUEST]),
@@ -143,7 +118,6 @@ pub fn container(spec: &Spec, parts: Parts<'_>) -> Result<ContainerCreateBody, E
             ulimits: Some(ulimits(limits)),
             mounts: Some(binds),
             tmpfs: Some(tmpfs),
-            shm_size: Some(limits.tmp_bytes.min(64 << 20) as i64),
             // Loopback only. Not `NetworkDisabled`, which leaves out /etc/hosts too.
             network_mode: Some("none".into()),
             // Else the host's own name servers would show in /etc/resolv.conf.
@@ -157,8 +131,8 @@ pub fn container(spec: &Spec, parts: Parts<'_>) -> Result<ContainerCreateBody, E
             cap_drop: strings(&["ALL"]),
             cap_add: strings(&CAPABILITIES),
             security_opt: strings(&["no-new-privileges"]),
-            masked_paths: strings(&MASKED),
-            readonly_paths: strings(&READ_ONLY),
+            masked_paths: strings(&walls::MASKED),
+            readonly_paths: strings(&walls::READ_ONLY),
             log_config: Some(HostConfigLogConfig {
                 typ: Some("none".into()),
                 config: None,
@@ -167,6 +141,72 @@ pub fn container(spec: &Spec, parts: Parts<'_>) -> Result<ContainerCreateBody, E
         }),
         ..ContainerCreateBody::default()
     })
+}
+
+/// What is read back once the guest serves.
+pub fn expected(record: &Record, group: Group, remap: Option<u32>) -> Expected {
+    // CAP_KILL, CAP_SETGID, CAP_SETUID; programs can have what is in the bounding set at most, which is nothing.
+    const POWERS: u64 = 0b1110_0000;
+    let limits = &record.limits;
+    let tmpfs = |point, flags: &[&'static str], bytes: u64| Writable {
+        point,
+        flags: [&["nosuid", "nodev"], flags].concat(),
+        tmpfs: Some((bytes, limits.tmp_inodes)),
+    };
+    let workspace = match record.has_workspace {
+        // The engine binds without flags; a volume has its own.
+        true => Writable {
+            point: "/workspace",
+            flags: Vec::new(),
+            tmpfs: None,
+        },
+        false => tmpfs("/workspace", &[], limits.tmp_bytes),
+    };
+    let mut namespaces = vec!["cgroup", "ipc", "mnt", "net", "pid", "uts"];
+    namespaces.extend(remap.map(|_| "user"));
+    let uid = remap.unwrap_or(0);
+    Expected {
+        // The engine's one range, as it stands in its own files: not a sandbox's.
+        user_namespace: None,
+        uid,
+        groups: vec![uid],
+        namespaces,
+        capabilities: [POWERS, POWERS, POWERS, 0, 0],
+        filtered: true,
+        oom_score_adj: 0,
+        rlimits: vec![
+            ("Max core file size", 0),
+            ("Max file size", limits.file_bytes),
+            ("Max locked memory", 8 << 20),
+            ("Max open files", limits.open_files.max(1024)),
+            ("Max pending signals", 1024),
+            ("Max msgqueue size", 0),
+        ],
+        hostname: HOSTNAME,
+        mounts: Mounts {
+            root: Vec::new(),
+            may_follow: true,
+            writable: vec![
+                tmpfs("/tmp", &[], limits.tmp_bytes),
+                tmpfs("/dev/shm", &["noexec"], limits.shm_bytes),
+                workspace,
+            ],
+            system: vec![
+                "/proc",
+                "/dev",
+                "/dev/pts",
+                "/dev/mqueue",
+                "/sys/fs/cgroup",
+                channel::INSIDE,
+            ],
+            masked: &walls::MASKED,
+            read_only: &walls::READ_ONLY,
+            // The engine's own paths show.
+            secret: None,
+        },
+        group,
+        limits: limits.clone(),
+    }
 }
 
 /// The guest's own limits, and the most that a program can have.

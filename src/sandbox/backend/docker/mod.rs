@@ -2,7 +2,7 @@
 //!
 //! For hosts that already run an engine: whoever may use its socket is root there (T14), which `oci` avoids. One container
 //! a sandbox, PID 1 is our guest, and everything that happens inside goes through it; the engine only makes, freezes and
-//! removes. The engine's word is not taken for what the wall is: `verify` reads it back from the kernel.
+//! removes. The engine's word is not taken for what the wall is: `sandbox::verify` reads it back from the kernel.
 //!
 //! On disk, below `DATA/sandboxes/ID`: `docker.json` (who made it; written first, removed last), `ctl/` (the control socket),
 //! `passwd` and `group` of a `host` sandbox. On the engine: the container `exuvia-ID`, with the same facts as labels.
@@ -12,14 +12,13 @@
 //! sockets cannot be reached from outside), `nosuid` on binds (no_new_privs voids set-id bits all the same). What an image
 //! declares as a volume is empty and read-only here.
 //!
-//! Read next: `config` for what a container is asked to be, `verify` for what is checked.
+//! Read next: `config` for what a container is asked to be, and what is checked.
 
 mod channel;
 mod config;
 mod engine;
 mod image;
 mod record;
-mod verify;
 mod view;
 
 use std::collections::{BTreeMap, HashMap};
@@ -40,13 +39,12 @@ use self::engine::{Engine, Failure};
 use self::image::Images;
 pub use self::record::FILE as RECORD;
 use self::record::Record;
-use self::verify::Facts;
 use super::{Backend, Capabilities, Handle, Owned, guest_file};
 use crate::ids::SandboxId;
 use crate::process::Process;
 use crate::sandbox::cgroup::{self, Hierarchies};
 use crate::sandbox::image::accounts;
-use crate::sandbox::{BackendName, Error, Identity, ImageRef, Isolation, Life, Mount, Spec, Usage};
+use crate::sandbox::{BackendName, Error, Identity, ImageRef, Isolation, Life, Mount, Spec, Usage, verify};
 
 const LABEL_DATA: &str = "exuvia.data-dir";
 const LABEL_SANDBOX: &str = "exuvia.sandbox";
@@ -168,6 +166,7 @@ impl Docker {
             owner: self.owner.clone(),
             identity: spec.identity,
             limits: spec.limits.clone(),
+            has_workspace: spec.workspace.is_some(),
         };
         let files = self
             .lay_out(spec, handle, &record)
@@ -283,15 +282,8 @@ impl Docker {
     async fn verify(&self, id: &SandboxId) -> Result<(), Error> {
         let record = record::read(&self.directory(id)).map_err(|error| Error::failed("start", id, error))?;
         let (group, pid) = self.group("start", id).await?;
-        let enforced = group.enforced().map_err(|error| Error::caused("start", id, &error))?;
-        let facts = Facts::read(pid, enforced);
-        let gaps = facts
-            .map_err(|error| Error::failed("start", id, error))?
-            .gaps(&record.limits);
-        match gaps.is_empty() {
-            true => Ok(()),
-            false => Err(unsupported(gaps.join("; "))),
-        }
+        let expected = config::expected(&record, group, self.remap);
+        verify::sandbox(pid, &self.hierarchies, &expected).map_err(Error::Breached)
     }
 }
 

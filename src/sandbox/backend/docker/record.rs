@@ -19,6 +19,9 @@ pub struct Record {
     pub owner: Process,
     pub identity: Identity,
     pub limits: Limits,
+    /// Whether `/workspace` is a directory of the host.
+    #[serde(default)]
+    pub has_workspace: bool,
 }
 
 impl Record {

@@ -53,6 +53,7 @@ fn spec(image: ImageRef) -> Spec {
             pids: 32,
             cpus: 0.5,
             tmp_bytes: 8 << 20,
+            shm_bytes: 8 << 20,
             ..Limits::default()
         },
         identity: Identity { base: 1_000_000_000 },
@@ -287,6 +288,13 @@ async fn a_program_finds_the_wall_that_was_asked_for() {
         "0\n0\n"
     );
     assert_eq!(says("cat /proc/self/cgroup | cut -d: -f3 | sort -u").await, "/\n");
+    // Nothing that is written in it fills a log of the host.
+    let inspected = docker.engine.inspect(&name(&spec.id)).await.unwrap();
+    let driver = inspected.host_config.and_then(|host| host.log_config?.typ);
+    assert_eq!(
+        (driver.as_deref(), inspected.log_path.as_deref()),
+        (Some("none"), Some(""))
+    );
     assert_eq!(says("cat /proc/1/environ /proc/1/mem 2>/dev/null | wc -c").await, "0\n");
     docker.destroy(&spec.id).await.unwrap();
     assert_eq!(traces(&docker, &spec.id).await, (0, false));
@@ -396,6 +404,7 @@ async fn what_a_dead_process_left_is_found_and_told_apart() {
         owner: docker.owner.clone(),
         identity: begun.identity,
         limits: begun.limits.clone(),
+        has_workspace: false,
     };
     docker.lay_out(&begun, &handle, &record).unwrap();
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::mpsc as blocking;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
@@ -118,6 +119,13 @@ impl Guest {
         }
         match request.kind {
             None => say(stream, fault("bad_request", "an empty request")).await,
+            Some(request::Kind::List(wire::List {})) => {
+                say(stream, event::Kind::Told(wire::Told { running: false })).await
+            }
+            Some(request::Kind::Attach(_) | request::Kind::Tell(_)) => {
+                say(stream, fault("no_such_exec", "the fake keeps no exec")).await
+            }
+            Some(request::Kind::Dial(_)) => say(stream, fault("refused", "the fake has no ports")).await,
             Some(request::Kind::Ping(wire::Ping {})) => {
                 let generation = wire::GENERATION;
                 say(stream, event::Kind::Pong(wire::Pong { generation })).await
@@ -150,8 +158,8 @@ impl Guest {
             frozen: self.frozen.clone(),
             awake: self.awake.take(),
         };
-        say(stream, event::Kind::Started(wire::Started { pid: 2 })).await?;
-        let (mut timed_out, mut killed) = (false, false);
+        say(stream, event::Kind::Started(started())).await?;
+        let (mut timed_out, mut killed, mut made) = (false, false, Made::default());
         let mut argv = exec.argv;
         let status = {
             let mut program = std::pin::pin!(async move {
@@ -167,20 +175,25 @@ impl Guest {
                             let credit = bytes.len() as u32;
                             // A program that has ended, or reads nothing, takes nothing.
                             if let Some(sender) = &stdin_sender {
-                                let _ = sender.send(bytes);
+                                let _ = sender.send(bytes.to_vec());
                             }
                             say(stream, event::Kind::Credit(credit)).await?;
                         }
                         Some(input::Kind::StdinEof(_)) => stdin_sender = None,
                         Some(input::Kind::Signal(signal)) => break ended::Status::Signal(signal),
+                        Some(input::Kind::SignalTree(signal)) => break ended::Status::Signal(signal),
                         Some(input::Kind::Kill(_)) => {
                             killed = true;
                             break ended::Status::Signal(libc::SIGKILL);
                         }
-                        None => {}
+                        Some(input::Kind::Terminate(_)) => {
+                            killed = true;
+                            break ended::Status::Signal(libc::SIGTERM);
+                        }
+                        Some(input::Kind::Resize(_) | input::Kind::Taken(_) | input::Kind::Note(_)) | None => {}
                     },
                     Some((which, data)) = outputs.recv() => {
-                        say(stream, event::Kind::Output(wire::Output { stream: which as i32, data })).await?;
+                        say(stream, made.piece(which, data)).await?;
                     }
                     () = &mut time_up, if exec.timeout_ms > 0 => {
                         timed_out = true;
@@ -195,19 +208,13 @@ impl Guest {
         };
         self.awake.get_or_insert_with(Awake::new);
         while let Ok((which, data)) = outputs.try_recv() {
-            say(
-                stream,
-                event::Kind::Output(wire::Output {
-                    stream: which as i32,
-                    data,
-                }),
-            )
-            .await?;
+            say(stream, made.piece(which, data)).await?;
         }
         let ended = Ended {
             status: Some(status),
             timed_out,
             killed,
+            made: Some(made.0),
             duration_us: begun.elapsed().as_micros() as u64,
             ..Ended::default()
         };
@@ -216,7 +223,7 @@ impl Guest {
 
     /// The file plane, on the workspace alone.
     async fn files(&mut self, stream: &mut UnixStream, buffer: &mut Vec<u8>) -> io::Result<()> {
-        say(stream, event::Kind::Started(wire::Started { pid: 2 })).await?;
+        say(stream, event::Kind::Started(started())).await?;
         let (mut stdin, mut request, mut content) = (Vec::new(), None::<FileRequest>, Vec::new());
         loop {
             let Some(input) = read::<Input>(stream, buffer).await? else {
@@ -228,7 +235,16 @@ impl Guest {
                     say(stream, event::Kind::Credit(bytes.len() as u32)).await?;
                 }
                 Some(input::Kind::StdinEof(_)) => break,
-                Some(input::Kind::Signal(_) | input::Kind::Kill(_)) | None => return Ok(()),
+                Some(
+                    input::Kind::Signal(_)
+                    | input::Kind::SignalTree(_)
+                    | input::Kind::Kill(_)
+                    | input::Kind::Terminate(_)
+                    | input::Kind::Resize(_)
+                    | input::Kind::Taken(_)
+                    | input::Kind::Note(_),
+                )
+                | None => return Ok(()),
             }
             if request.is_none() {
                 request = wire::decode(&mut stdin)?;
@@ -242,22 +258,49 @@ impl Guest {
         let workspace = self.workspace.clone();
         let work = move || serve_files(workspace, request.unwrap_or_default(), content);
         let replies = tokio::task::spawn_blocking(work).await.map_err(io::Error::other)??;
+        let mut made = Made::default();
         for chunk in replies.chunks(wire::CHUNK) {
-            let output = wire::Output {
-                stream: Stream::Stdout as i32,
-                data: chunk.to_vec(),
-            };
-            say(stream, event::Kind::Output(output)).await?;
+            say(stream, made.piece(Stream::Stdout, chunk.to_vec())).await?;
         }
         let ended = Ended {
             status: Some(ended::Status::ExitCode(0)),
+            made: Some(made.0),
             ..Ended::default()
         };
         say(stream, event::Kind::Ended(ended)).await
     }
 }
 
-fn serve_files(workspace: Option<PathBuf>, mut request: FileRequest, content: Vec<Vec<u8>>) -> io::Result<Vec<u8>> {
+/// Bytes of each stream so far.
+#[derive(Default)]
+struct Made(wire::Offsets);
+
+impl Made {
+    /// The next piece of a stream.
+    fn piece(&mut self, stream: Stream, data: Vec<u8>) -> event::Kind {
+        let place = match stream {
+            Stream::Stderr => &mut self.0.stderr,
+            Stream::Pty => &mut self.0.pty,
+            Stream::Stdout | Stream::Unspecified => &mut self.0.stdout,
+        };
+        let offset = *place;
+        *place += data.len() as u64;
+        event::Kind::Output(wire::Output {
+            stream: stream as i32,
+            data: data.into(),
+            offset,
+        })
+    }
+}
+
+fn started() -> wire::Started {
+    wire::Started {
+        pid: 2,
+        ..wire::Started::default()
+    }
+}
+
+fn serve_files(workspace: Option<PathBuf>, mut request: FileRequest, content: Vec<Bytes>) -> io::Result<Vec<u8>> {
     let workspace = workspace.ok_or_else(|| io::Error::other("the fake has files in a workspace alone"))?;
     let plane = Plane::confined(directory(&workspace)?);
     use file_request::Kind;
@@ -269,6 +312,7 @@ fn serve_files(workspace: Option<PathBuf>, mut request: FileRequest, content: Ve
         Some(Kind::Search(search)) => shell::inside(&mut search.path),
         Some(Kind::Mkdir(mkdir)) => shell::inside(&mut mkdir.path),
         Some(Kind::Remove(remove)) => shell::inside(&mut remove.path),
+        Some(Kind::Watch(watch)) => shell::inside(&mut watch.path),
         Some(Kind::Rename(rename)) => {
             shell::inside(&mut rename.from);
             shell::inside(&mut rename.to);
@@ -300,6 +344,7 @@ fn fault(code: &str, message: &str) -> event::Kind {
         code: code.to_owned(),
         message: message.to_owned(),
         errno: 0,
+        kept: None,
     })
 }
 

@@ -165,11 +165,15 @@ async fn a_crashed_guest_is_a_lost_sandbox() {
 /// T10 of the threat list, the host side of it: what a lying guest says never becomes a good end.
 #[tokio::test(start_paused = true)]
 async fn a_lying_guest_is_not_believed() {
-    let started = event::Kind::Started(Started { pid: 2 });
+    let started = event::Kind::Started(Started {
+        pid: 2,
+        ..Started::default()
+    });
     let output = |stream, data: &[u8]| {
         event::Kind::Output(wire::Output {
             stream,
-            data: data.to_vec(),
+            data: data.to_vec().into(),
+            offset: 0,
         })
     };
     let ended = |status, flags: bool| {

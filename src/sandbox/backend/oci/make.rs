@@ -1,25 +1,20 @@
 //! The server's side of making a sandbox. Blocking, and run to its end.
 
-use std::fs;
-use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Component, Path};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-
-use super::launch::{Outcome, Plan};
 use super::record::{self, Record};
-use super::{LAUNCH, Shared, ruin, socket};
+use super::{Shared, ruin, socket};
+use crate::forge::{Bind, Link, Make, Rlimit, Shape, Text};
 use crate::process::Process;
 use crate::sandbox::backend::Handle;
-use crate::sandbox::{Error, Identity, Isolation, Spec, image};
+use crate::sandbox::cgroup::Group;
+use crate::sandbox::verify::{self, Expected, Mounts, Writable};
+use crate::sandbox::{Error, Identity, Isolation, Limits, Mount, Spec, image, walls};
 
-/// How long the launcher may take; it needs some milliseconds.
-const DEADLINE: Duration = Duration::from_secs(30);
-/// Longest report of a launcher that is read, in bytes.
-const LONGEST_REPORT: usize = 64 << 10;
+/// When memory runs out a sandbox goes before the server, and its programs (500, the guest sees to that) before it.
+const OOM_SCORE_ADJ: i32 = 200;
 /// Places inside that are ours; nothing may be mounted at, above or below them.
 const OURS: [&str; 4] = ["/proc", "/dev", "/sys", "/.exuvia"];
 
@@ -39,7 +34,7 @@ pub(super) fn create(shared: &Shared, spec: &Spec) -> Result<Handle, Error> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return existing(shared, handle),
         Err(error) => return Err(Error::failed("create", &spec.id, error)),
     }
-    match build(shared, spec, root, record) {
+    match build(shared, spec, &root, record) {
         Ok(()) => Ok(handle),
         Err(cause) => Err(cause.after(ruin::destroy(shared, &spec.id))),
     }
@@ -96,7 +91,7 @@ fn check(spec: &Spec) -> Result<(), Error> {
     Ok(())
 }
 
-fn build(shared: &Shared, spec: &Spec, root: image::Root, mut record: Record) -> Result<(), Error> {
+fn build(shared: &Shared, spec: &Spec, root: &image::Root, mut record: Record) -> Result<(), Error> {
     let id = &spec.id;
     let dir = shared.dir(id);
     let io = |error: io::Error| Error::failed("create", id, error);
@@ -109,92 +104,121 @@ fn build(shared: &Shared, spec: &Spec, root: image::Root, mut record: Record) ->
         _ => Error::caused("create", id, &error),
     })?;
     let listener = socket::bind(&dir).map_err(io)?;
-    fs::create_dir(dir.join("stage")).map_err(io)?;
-    let plan = Plan {
-        id: id.to_string(),
-        stage: dir.join("stage"),
-        doors: group.doors(),
-        root,
-        guest: shared.guest.clone(),
-        workspace: spec.workspace.clone(),
-        mounts: spec.mounts.clone(),
-        identity: spec.identity,
-        limits: spec.limits.clone(),
-    };
-    let plan = serde_json::to_vec(&plan).map_err(|error| Error::failed("create", id, error))?;
-    fs::write(dir.join("plan.json"), plan).map_err(io)?;
-    let outcome = launch(shared, &dir, listener.into()).map_err(io)?;
-    let pid = outcome.map_err(|reason| Error::failed("create", id, reason))?;
+    let request = request(shared, spec, root, &group);
+    let made = shared.forge.make(&request, &listener);
+    let pid = made.map_err(|error| Error::caused("create", id, &error))?;
     let init = Process::find(pid as u32).map_err(io)?.filter(|_| group.holds(pid));
     let init = init.ok_or_else(|| Error::failed("create", id, "the guest ended at once"))?;
+    verify::sandbox(pid, &shared.hierarchies, &expected(shared, spec)).map_err(Error::Breached)?;
     record.init = Some(init);
     record.write(&dir).map_err(io)
 }
 
-/// Runs the launcher to its end.
-fn launch(shared: &Shared, dir: &Path, listener: OwnedFd) -> io::Result<Outcome> {
-    let mut launcher = Command::new(&shared.launcher)
-        .arg(LAUNCH)
-        .arg(dir.join("plan.json"))
-        .env_clear()
-        .current_dir("/")
-        .stdin(listener)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()?;
-    let mut report = Vec::new();
-    let read = match launcher.stdout.take() {
-        Some(stdout) => hear(&launcher, stdout.into(), &mut report),
-        None => Ok(()),
+/// What is read back once the guest runs.
+fn expected(shared: &Shared, spec: &Spec) -> Expected {
+    // CAP_KILL, CAP_SETGID, CAP_SETUID, and CAP_SETPCAP, which the guest gives up first thing.
+    const POWERS: u64 = 0b1_1110_0000;
+    let limits = &spec.limits;
+    let place = |point, flags: &[&'static str], bytes: Option<u64>| Writable {
+        point,
+        flags: [&["nosuid", "nodev"], flags].concat(),
+        tmpfs: bytes.map(|bytes| (bytes, limits.tmp_inodes)),
     };
-    // It has ended, or is late, or said too much: either way it has nothing to add.
-    if read.is_err() {
-        launcher.kill()?;
+    let mut writable = vec![
+        place("/tmp", &[], Some(limits.tmp_bytes)),
+        place("/var/tmp", &[], Some(limits.tmp_bytes)),
+        place("/dev/shm", &["noexec"], Some(limits.shm_bytes)),
+    ];
+    writable.extend(spec.workspace.is_some().then(|| place("/workspace", &[], None)));
+    Expected {
+        user_namespace: Some(spec.identity),
+        uid: spec.identity.base,
+        groups: Vec::new(),
+        namespaces: vec!["cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"],
+        capabilities: [0, POWERS, POWERS, POWERS, 0],
+        filtered: false,
+        oom_score_adj: 200,
+        rlimits: vec![
+            ("Max core file size", 0),
+            ("Max file size", limits.file_bytes),
+            ("Max locked memory", 8 << 20),
+            ("Max open files", limits.open_files),
+            ("Max pending signals", 4096),
+            ("Max msgqueue size", 64 << 10),
+            ("Max nice priority", 0),
+            ("Max realtime priority", 0),
+        ],
+        hostname: image::HOSTNAME,
+        mounts: Mounts {
+            root: vec!["nosuid", "nodev"],
+            may_follow: false,
+            writable,
+            system: vec!["/proc", "/dev", "/dev/pts"],
+            masked: &walls::MASKED,
+            read_only: &walls::READ_ONLY,
+            secret: Some(shared.data_dir.clone()),
+        },
+        group: shared.group(&spec.id),
+        limits: limits.clone(),
     }
-    let status = launcher.wait()?;
-    read?;
-    Ok(serde_json::from_slice(&report).unwrap_or_else(|_| Err(format!("the launcher ended early ({status})"))))
 }
 
-/// Reads what the launcher says until it has ended. Not until its pipe has: what it forked may hold that open when it was
-/// killed itself.
-fn hear(launcher: &Child, from: OwnedFd, into: &mut Vec<u8>) -> io::Result<()> {
-    let pid = rustix::process::Pid::from_child(launcher);
-    let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
-    nix::fcntl::fcntl(&from, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK))?;
-    let mut from = fs::File::from(from);
-    let started = Instant::now();
-    loop {
-        let left = DEADLINE.saturating_sub(started.elapsed());
-        let mut ready = [
-            PollFd::new(process.as_fd(), PollFlags::POLLIN),
-            PollFd::new(from.as_fd(), PollFlags::POLLIN),
-        ];
-        match poll(&mut ready, PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO)) {
-            Ok(0) => {
-                return Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "the launcher did not answer in time",
-                ));
-            }
-            Ok(_) => {}
-            Err(nix::Error::EINTR) => continue,
-            Err(error) => return Err(error.into()),
-        }
-        // Asked before the pipe is emptied: what it said before it ended is in there.
-        let has_ended = ready[0].any().unwrap_or(true);
-        let mut chunk = [0; 4096];
-        loop {
-            match from.read(&mut chunk) {
-                Ok(0) => return Ok(()),
-                Ok(_) if into.len() > LONGEST_REPORT => return Err(io::ErrorKind::FileTooLarge.into()),
-                Ok(got) => into.extend_from_slice(&chunk[..got]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error),
-            }
-        }
-        if has_ended {
-            return Ok(());
-        }
+fn request(shared: &Shared, spec: &Spec, root: &image::Root, group: &Group) -> Make {
+    let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
+    let bind = |mount: &Mount| Bind {
+        source: bytes(&mount.source),
+        target: bytes(&mount.target),
+    };
+    let link = |(path, holds): &(PathBuf, PathBuf)| Link {
+        path: bytes(path),
+        holds: bytes(holds),
+    };
+    let text = |(path, text): &(PathBuf, String)| Text {
+        path: bytes(path),
+        text: text.clone().into_bytes(),
+    };
+    Make {
+        shape: Some(Shape {
+            stage: bytes(&shared.sandboxes()),
+            lower: root.lower.as_deref().map(bytes).unwrap_or_default(),
+            binds: root.binds.iter().chain(&spec.mounts).map(bind).collect(),
+            links: root.links.iter().map(link).collect(),
+            texts: root.files.iter().map(text).collect(),
+            workspace: spec.workspace.is_some(),
+        }),
+        doors: group.doors().iter().map(|door| bytes(door)).collect(),
+        group: group.cradle().map(bytes).unwrap_or_default(),
+        base: spec.identity.base,
+        range: Identity::RANGE,
+        workspace: spec.workspace.as_deref().map(bytes).unwrap_or_default(),
+        tmp_bytes: spec.limits.tmp_bytes,
+        tmp_inodes: spec.limits.tmp_inodes,
+        shm_bytes: spec.limits.shm_bytes,
+        masked: hidden(&walls::MASKED),
+        read_only: hidden(&walls::READ_ONLY),
+        rlimits: rlimits(&spec.limits),
+        hostname: image::HOSTNAME.as_bytes().to_vec(),
+        oom_score_adj: OOM_SCORE_ADJ,
     }
+}
+
+/// A sandbox of this backend has no `/sys`.
+fn hidden(paths: &[&str]) -> Vec<Vec<u8>> {
+    let of_proc = paths.iter().filter(|path| path.starts_with("/proc/"));
+    of_proc.map(|path| path.as_bytes().to_vec()).collect()
+}
+
+fn rlimits(limits: &Limits) -> Vec<Rlimit> {
+    let limit = |(resource, value): (libc::__rlimit_resource_t, u64)| Rlimit { resource, value };
+    let wanted = [
+        (libc::RLIMIT_NOFILE, limits.open_files),
+        (libc::RLIMIT_FSIZE, limits.file_bytes),
+        (libc::RLIMIT_CORE, 0),
+        (libc::RLIMIT_MEMLOCK, 8 << 20),
+        (libc::RLIMIT_SIGPENDING, 4096),
+        (libc::RLIMIT_MSGQUEUE, 64 << 10),
+        (libc::RLIMIT_RTPRIO, 0),
+        (libc::RLIMIT_NICE, 0),
+    ];
+    wanted.map(limit).into()
 }

@@ -1,4 +1,4 @@
-//! The `oci` backend: containers made by `libcontainer` in a short-lived helper process, no daemon.
+//! The `oci` backend: containers made by a small process of ours, the forge (`crate::forge`); no daemon.
 //!
 //! Owns `DATA/sandboxes/ID` (one directory per sandbox), `DATA/bin`, and the control group of each sandbox.
 //! Must not know: policies, runs, what is said to the guest.
@@ -9,23 +9,20 @@
 //! server    record.rs  directory + owner.json appear by one rename      removed last
 //!           cgroup     group made, limits set and read back             killed, awaited, removed
 //!           socket.rs  guest.sock bound, its listener handed on         goes with the directory
-//! launcher  launch.rs  enters the group: from here it is killed with it
-//!           stage.rs   namespaces, mounts, a root of its own            end with the last process in them
-//!           bundle.rs  OCI bundle -> libcontainer: create, start
+//! forge     clones a child, which enters the group                      from here it is killed with it
+//!           and builds namespaces, mounts, a root of its own            end with the last process in them
 //! guest     PID 1, accepts on descriptor 3
 //! ```
 //!
 //! Nothing but the directory, the group and the processes in it exists outside the container's own namespaces, and all
 //! three are found by the sandbox's id. So whoever finds the directory can end the sandbox (`ruin.rs`), at any point of the set-up and
-//! from any process. A launcher that comes late cannot enter a group that is gone.
+//! from any process. A child of the forge that comes late cannot enter a group that is gone.
 
-mod bundle;
-pub mod launch;
+mod forge;
 mod make;
 mod record;
 mod ruin;
 mod socket;
-mod stage;
 #[cfg(test)]
 mod tests;
 
@@ -46,10 +43,7 @@ use crate::process::Process;
 use crate::sandbox::cgroup::{self, Hierarchies};
 use crate::sandbox::{BackendName, Error, Identity, Isolation, Life, Spec, Usage};
 
-/// The hidden sub-command under which a binary that uses this backend must call [`launch::launch_main`].
-pub const LAUNCH: &str = "internal-oci-launch";
-
-/// Containers by `libcontainer`. Cheap to clone; all state is on disk and in the kernel.
+/// Containers by the forge. Cheap to clone; all state is on disk and in the kernel.
 #[derive(Debug, Clone)]
 pub struct Oci {
     shared: Arc<Shared>,
@@ -58,17 +52,28 @@ pub struct Oci {
 #[derive(Debug)]
 struct Shared {
     data_dir: PathBuf,
-    launcher: PathBuf,
-    guest: PathBuf,
+    forge: forge::Forge,
     hierarchies: Hierarchies,
 }
 
 impl Oci {
-    /// Prepares `data_dir`. `launcher` is a binary that calls [`launch::launch_main`] when its first argument is [`LAUNCH`].
+    /// Prepares `data_dir`.
     ///
     /// # Errors
     /// [`Error::Unsupported`] when this process is not root, or the host lacks control groups.
-    pub fn new(data_dir: &Path, launcher: PathBuf) -> Result<Self, Error> {
+    pub fn new(data_dir: &Path) -> Result<Self, Error> {
+        Self::open(data_dir, None)
+    }
+
+    /// As [`Oci::new`], with another program in the forge's place: for tests of one that dies or lies.
+    ///
+    /// # Errors
+    /// As [`Oci::new`].
+    pub fn with_forge(data_dir: &Path, program: PathBuf) -> Result<Self, Error> {
+        Self::open(data_dir, Some(program))
+    }
+
+    fn open(data_dir: &Path, forge: Option<PathBuf>) -> Result<Self, Error> {
         if !nix::unistd::geteuid().is_root() {
             return Err(unsupported(
                 "the process is not root, which control groups and uid ranges need".to_owned(),
@@ -80,8 +85,7 @@ impl Oci {
             let guest = guest_file::install(&data_dir)?;
             Ok(Shared {
                 data_dir,
-                launcher,
-                guest,
+                forge: forge::Forge::new(forge.unwrap_or(guest)),
                 hierarchies,
             })
         });
@@ -159,23 +163,19 @@ impl Backend for Oci {
         .await
     }
 
+    /// Never waits: a queue that is full is an error.
     async fn connect(&self, sandbox: &Handle) -> Result<UnixStream, Error> {
-        let id = sandbox.id.clone();
-        let stream = self.blocking(move |shared| {
-            let dir = shared.dir(&id);
-            if !dir.exists() {
-                return Err(Error::NotFound(id));
-            }
-            socket::connect(&dir).map_err(|error| Error::GuestLost {
-                sandbox: id,
-                reason: error.to_string(),
-            })
-        });
-        let id = sandbox.id.clone();
-        UnixStream::from_std(stream.await?).map_err(|error| Error::GuestLost {
-            sandbox: id,
+        let id = &sandbox.id;
+        let lost = |error: std::io::Error| Error::GuestLost {
+            sandbox: id.clone(),
             reason: error.to_string(),
-        })
+        };
+        let dir = match fs::File::open(self.shared.dir(id)) {
+            Ok(dir) => dir,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(Error::NotFound(id.clone())),
+            Err(error) => return Err(lost(error)),
+        };
+        socket::connect(&dir).and_then(UnixStream::from_std).map_err(lost)
     }
 
     async fn freeze(&self, sandbox: &Handle, frozen: bool) -> Result<(), Error> {

@@ -21,11 +21,10 @@ pub(super) fn bind(dir: &Path) -> io::Result<UnixListener> {
 
 /// # Errors
 /// `WouldBlock` when the guest has not accepted for so long that the queue is full; connecting never waits.
-pub(super) fn connect(dir: &Path) -> io::Result<UnixStream> {
+pub(super) fn connect(dir: &File) -> io::Result<UnixStream> {
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
-    let dir = File::open(dir)?;
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let stream = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-    connect(stream.as_raw_fd(), &UnixAddr::new(&address(&dir))?)?;
+    connect(stream.as_raw_fd(), &UnixAddr::new(&address(dir))?)?;
     Ok(stream.into())
 }

@@ -33,10 +33,14 @@ set -e
 root=$1/root
 mount -t tmpfs -o mode=755 none $root
 cd $root
-mkdir usr proc tmp workspace dev run
+mkdir usr proc tmp workspace dev dev/pts run etc
 mount --rbind /usr usr
 for link in bin sbin lib lib64; do ln -s usr/$link $link; done
 mount -t proc none proc
+mount -t devpts -o newinstance,ptmxmode=0666,mode=0620,max=64 none dev/pts
+ln -s pts/ptmx dev/ptmx
+printf 'root:x:0:0::/:/bin/sh\nsandbox:x:%s:%s::/tmp:/bin/sh\nother:x:%s:%s::/tmp:/bin/sh\n' $3 $3 $4 $4 > etc/passwd
+ip link set lo up
 mount -t tmpfs -o mode=1777 none tmp
 mount --bind $2 workspace
 mount --bind $1/run run
@@ -143,6 +147,7 @@ impl Backend for Bare {
             .args(["sh", "-c", SETUP, "sh"])
             .arg(made.directory.path())
             .arg(made.spec.workspace.as_ref().expect("the suite gives one"))
+            .args([made.spec.identity.host_uid(), made.spec.identity.host_uid() + 1].map(|uid| uid.to_string()))
             .stdin(Stdio::null())
             .kill_on_drop(true);
         made.running = Some(command.spawn().map_err(failed)?);
@@ -235,6 +240,46 @@ async fn setup() -> Result<Subject, String> {
         isolation: Isolation::Container,
         filter: allow_all(),
     })
+}
+
+/// A workspace without room: the command may swallow that, its end still shows it.
+#[tokio::test]
+async fn a_full_workspace_shows_at_the_end() {
+    const NAME: &str = "a_full_workspace_shows_at_the_end";
+    super::run(NAME, setup().await, async |case| {
+        let small = TempDir::new().unwrap();
+        let flags = nix::mount::MsFlags::empty();
+        nix::mount::mount(
+            Some("none"),
+            small.path(),
+            Some("tmpfs"),
+            flags,
+            Some("size=1m,mode=777"),
+        )
+        .unwrap();
+        let sandbox = case.subject.open(&small).await;
+        let full = "head -c 4m /dev/zero > big 2>/dev/null; exit 0";
+        let (full, roomy) = (
+            sandbox.run(crate::sandbox::Command::shell(full), 100).await.unwrap(),
+            sandbox
+                .run(crate::sandbox::Command::shell("rm big"), 100)
+                .await
+                .unwrap(),
+        );
+        sandbox.close(Duration::ZERO).await.unwrap();
+        nix::mount::umount2(small.path(), nix::mount::MntFlags::MNT_DETACH).unwrap();
+        let seen = |finished: &crate::sandbox::Finished| {
+            let pressure = finished.ended.pressure;
+            (
+                finished.ended.is_success(),
+                pressure.disk_full,
+                pressure.disk_limit_bytes,
+            )
+        };
+        assert_eq!(seen(&full), (true, true, 1 << 20));
+        assert_eq!(seen(&roomy), (true, false, 1 << 20));
+    })
+    .await;
 }
 
 super::backend_suite!(portable, setup);

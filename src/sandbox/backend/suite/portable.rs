@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Case;
-use crate::sandbox::exec::{Cause, Stdin};
+use crate::sandbox::exec::{Cause, EndReason, Stdin};
 use crate::sandbox::{Command, Error, Output, Sandbox};
 
 fn exited(code: i32) -> Cause {
@@ -60,14 +60,14 @@ pub async fn exits_are_results(case: &Case) {
 }
 
 /// T8.
-pub async fn output_is_bytes(case: &Case) {
+pub async fn t8_output_is_bytes(case: &Case) {
     let finished = case.sh(r"printf '\377\0a\303'; printf '\251' ; echo err >&2").await;
     assert_eq!(finished.stdout.bytes(), b"\xff\0a\xc3\xa9");
     assert_eq!(finished.stderr.bytes(), b"err\n");
 }
 
 /// T5.
-pub async fn what_is_missing_is_named(case: &Case) {
+pub async fn t5_what_is_missing_is_named(case: &Case) {
     let sandbox = &case.sandbox;
     let result = sandbox.exec(Command::new(["no-such-program"])).await;
     assert!(
@@ -89,7 +89,7 @@ pub async fn what_is_missing_is_named(case: &Case) {
     assert_eq!(code(result), "cwd_not_found");
 }
 
-/// T4.
+/// T4, a few; see `t4_fast_exits_lose_nothing`.
 pub async fn fast_exits_lose_nothing(case: &Case) {
     for round in 0..200 {
         let mut exec = case.sandbox.exec(Command::new(["printf", "x"])).await.unwrap();
@@ -97,7 +97,7 @@ pub async fn fast_exits_lose_nothing(case: &Case) {
         while let Some(piece) = exec.output.recv().await {
             output.push(piece);
         }
-        assert_eq!(output, [Output::Stdout(b"x".to_vec())], "round {round}");
+        assert_eq!(output, [Output::stdout(b"x".as_slice())], "round {round}");
         assert_eq!(exec.ended().await.cause, exited(0), "round {round}");
     }
 }
@@ -160,20 +160,38 @@ pub async fn killed_is_typed(case: &Case) {
         .exec(Command::shell("echo begun; sleep 300"))
         .await
         .unwrap();
-    assert_eq!(exec.output.recv().await, Some(Output::Stdout(b"begun\n".to_vec())));
+    assert_eq!(exec.output.recv().await, Some(Output::stdout(b"begun\n".as_slice())));
     exec.kill("alice").await.unwrap();
     let by = "alice".to_owned();
     assert_eq!(exec.ended().await.cause, Cause::Killed { by });
 }
 
-/// T12.
+/// T12: whoever destroys a sandbox says why, and that is the cause, once, and never an exit.
+pub async fn t12_a_sandbox_that_is_ended_says_why(case: &Case) {
+    let (by, reason) = ("alice".to_owned(), "enough".to_owned());
+    let mut exec = case
+        .sandbox
+        .exec(Command::shell("echo begun; sleep 300"))
+        .await
+        .unwrap();
+    assert_eq!(exec.output.recv().await, Some(Output::stdout(b"begun\n".as_slice())));
+    case.sandbox.ending(EndReason::Killed {
+        by: by.clone(),
+        reason: reason.clone(),
+    });
+    case.sandbox.ending(EndReason::Expired);
+    case.sandbox.close(Duration::ZERO).await.unwrap();
+    assert_eq!(exec.ended().await.cause, Cause::SandboxKilled { by, reason });
+}
+
+/// T12, and nothing told why.
 pub async fn a_destroyed_sandbox_is_lost(case: &Case) {
     let mut exec = case
         .sandbox
         .exec(Command::shell("echo begun; sleep 300"))
         .await
         .unwrap();
-    assert_eq!(exec.output.recv().await, Some(Output::Stdout(b"begun\n".to_vec())));
+    assert_eq!(exec.output.recv().await, Some(Output::stdout(b"begun\n".as_slice())));
     case.sandbox.close(Duration::ZERO).await.unwrap();
     let cause = exec.ended().await.cause;
     assert!(
@@ -183,7 +201,7 @@ pub async fn a_destroyed_sandbox_is_lost(case: &Case) {
     case.sandbox.exec(Command::new(["true"])).await.expect_err("it is gone");
 }
 
-pub async fn frozen_and_thawed(case: &Case) {
+pub async fn t13_frozen_and_thawed(case: &Case) {
     if !case.subject.backend.capabilities().freeze {
         return;
     }
@@ -202,4 +220,12 @@ pub async fn frozen_and_thawed(case: &Case) {
         (finished.stdout.bytes(), finished.ended.cause),
         (b"a\nb\n".to_vec(), exited(0))
     );
+    // T13: twenty times, writing in between.
+    for n in 0..20 {
+        assert!(case.sh(&format!("echo {n} >> log")).await.ended.is_success());
+        sandbox.freeze().await.unwrap();
+        sandbox.thaw().await.unwrap();
+    }
+    let wanted: String = (0..20).map(|n| format!("{n}\n")).collect();
+    assert_eq!(case.output("cat log").await, wanted);
 }

@@ -5,14 +5,14 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::Case;
-use crate::sandbox::exec::{Cause, Stdin};
-use crate::sandbox::{Command, Output};
+use crate::sandbox::exec::{Cause, EndReason, Stdin};
+use crate::sandbox::{Command, Error, Output};
 
 /// Marks processes of a case, so that leftovers can be told from others. `sleep` is the tree.
-const SLEEPERS: &str =
+pub(super) const SLEEPERS: &str =
     "for p in /proc/[0-9]*/comm; do read -r name 2>/dev/null < $p && [ $name = sleep ] && echo $p; done; true";
 
-async fn assert_no_sleepers(case: &Case) {
+pub(super) async fn assert_no_sleepers(case: &Case) {
     // What was killed may take a moment to be gone from /proc where nobody promised to wait for it.
     for _ in 0..100 {
         if case.output(SLEEPERS).await.is_empty() {
@@ -24,7 +24,7 @@ async fn assert_no_sleepers(case: &Case) {
 }
 
 /// T1: background, own session, double fork, and a program that ignores SIGTERM.
-pub async fn time_up_takes_the_whole_tree(case: &Case) {
+pub async fn t1_timeout_takes_every_descendant(case: &Case) {
     let script = "trap '' TERM; echo begun
         sleep 301 & setsid sleep 302 & (setsid sh -c 'trap \"\" TERM; sleep 303 & sleep 304' &) ; sleep 305; sleep 306";
     let finished = case
@@ -36,17 +36,149 @@ pub async fn time_up_takes_the_whole_tree(case: &Case) {
     assert_eq!(case.output(SLEEPERS).await, "");
 }
 
-/// T2.
-pub async fn a_background_child_does_not_hold_the_result(case: &Case) {
-    let finished = case.sh("sleep 300 & setsid sleep 300 & echo done").await;
-    assert_eq!(finished.stdout.bytes(), b"done\n");
-    assert_eq!(finished.ended.cause, Cause::Exited { code: 0 });
+/// T3.
+pub async fn t3_timed_out_execs_leave_nothing(case: &Case) {
+    const PROCESSES: &str = "ls -d /proc/[0-9]* | wc -l";
+    let count = |text: String| text.trim().parse::<u32>().unwrap();
+    let before = (case.output(PROCESSES).await, case.sandbox.usage().await.unwrap());
+    let one = |_| async {
+        let command = Command::shell("sleep 300 & sleep 300").grace(Duration::from_millis(50));
+        let finished = case.run(command.timeout(Duration::from_millis(5))).await;
+        assert_eq!(finished.ended.cause, Cause::TimedOut { after_ms: 5 });
+    };
+    for _ in 0..1000 / 8 {
+        futures::future::join_all((0..8).map(one)).await;
+    }
+    // A shim may still be there for a moment after its last word.
+    for _ in 0..100 {
+        if count(case.output(PROCESSES).await) <= count(before.0.clone()) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(count(case.output(PROCESSES).await) <= count(before.0));
+    let after = case.sandbox.usage().await.unwrap();
     assert!(
-        finished.ended.killed_descendants >= 1,
-        "they are counted: {:?}",
-        finished.ended
+        after.memory_bytes < before.1.memory_bytes + (8 << 20),
+        "{:?}, then {after:?}",
+        before.1
     );
-    assert_eq!(case.output(SLEEPERS).await, "");
+    assert!(case.sh("date").await.ended.is_success());
+}
+
+/// T4.
+pub async fn t4_fast_exits_lose_nothing(case: &Case) {
+    for round in 0..2000 {
+        let mut exec = case.sandbox.exec(Command::new(["printf", "x"])).await.unwrap();
+        assert_eq!(
+            exec.output.recv().await,
+            Some(Output::stdout(b"x".as_slice())),
+            "round {round}"
+        );
+        assert_eq!(exec.output.recv().await, None, "round {round}");
+        assert_eq!(exec.ended().await.cause, Cause::Exited { code: 0 }, "round {round}");
+    }
+}
+
+/// T5, the user.
+pub async fn t5_a_user_is_found_or_named(case: &Case) {
+    let refused = |user: &str| {
+        let command = Command::new(["true"]).user(user);
+        async move {
+            match case.sandbox.exec(command).await {
+                Err(Error::NotStarted { code, message }) => (code, message),
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    let (code, message) = refused("no-such-user").await;
+    assert_eq!(code, "user_not_found");
+    assert!(message.contains("no-such-user"), "{message}");
+    for root in ["root", "0"] {
+        assert_eq!(refused(root).await.0, "user_refused", "{root}");
+    }
+    assert_eq!(
+        refused("4294967295").await.0,
+        "user_refused",
+        "nobody of another sandbox"
+    );
+    let other = (case.sandbox.handle().user + 1).to_string();
+    let id = |user: &str| Command::shell("id -u; id -g; echo $USER").user(user);
+    assert_eq!(
+        case.run(id(&other)).await.stdout.text(),
+        format!("{other}\n{other}\nsandbox\n")
+    );
+    let own = case.sandbox.handle().user;
+    assert_eq!(
+        case.run(id("sandbox")).await.stdout.text(),
+        format!("{own}\n{own}\nsandbox\n")
+    );
+}
+
+/// A guest that has always more to say is still heard to say that it is over.
+pub async fn a_flood_holds_up_neither_kill_nor_time(case: &Case) {
+    let flood = Command::shell("yes & yes >&2");
+    let finished = case.run(flood.clone().timeout(Duration::from_millis(300))).await;
+    assert_eq!(finished.ended.cause, Cause::TimedOut { after_ms: 300 });
+    assert_eq!(finished.ended.stdout.bytes, finished.stdout.total_bytes());
+    let mut exec = case.sandbox.exec(flood.clone()).await.unwrap();
+    for _ in 0..10 {
+        exec.output.recv().await.unwrap();
+    }
+    exec.kill("frank").await.unwrap();
+    let finished = exec.finish(100).await;
+    let by = "frank".to_owned();
+    assert_eq!(finished.ended.cause, Cause::Killed { by: by.clone() });
+    // SIGTERM first, which this one takes for a reason to say good-bye.
+    let script = "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.05; done";
+    let mut exec = case.sandbox.exec(Command::shell(script)).await.unwrap();
+    assert_eq!(exec.output.recv().await, Some(Output::stdout(b"ready\n".as_slice())));
+    exec.control().terminate("frank").await.unwrap();
+    let finished = exec.finish(100).await;
+    assert_eq!(
+        (finished.stdout.bytes(), finished.ended.cause),
+        (b"bye\n".to_vec(), Cause::Killed { by })
+    );
+    let exec = case.sandbox.exec(flood).await.unwrap();
+    exec.control().disconnected().await.unwrap();
+    assert_eq!(exec.ended().await.cause, Cause::Disconnected);
+}
+
+pub async fn signals_reach_the_tree(case: &Case) {
+    let inner = "trap 'echo inner' USR1; echo ready; while :; do sleep 0.05; done";
+    let script = format!("trap 'echo outer' USR1; setsid sh -c \"{inner}\" & while :; do sleep 0.05; done");
+    let mut exec = case.sandbox.exec(Command::shell(&script)).await.unwrap();
+    assert_eq!(exec.output.recv().await, Some(Output::stdout(b"ready\n".as_slice())));
+    exec.control().signal_tree(libc::SIGUSR1).await.unwrap();
+    let mut said = Vec::new();
+    while said.len() < 12 {
+        // The shells tell of their children's end on the other stream.
+        if let Output::Stdout(piece) = exec.output.recv().await.unwrap() {
+            said.extend_from_slice(&piece);
+        }
+    }
+    let mut lines: Vec<_> = said
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty())
+        .collect();
+    lines.sort_unstable();
+    assert_eq!(lines, [b"inner", b"outer"]);
+    exec.kill("gus").await.unwrap();
+    exec.ended().await;
+}
+
+/// T12: the sandbox is ended, and the program takes that for a reason to exit well.
+pub async fn t12_a_good_end_is_no_excuse(case: &Case) {
+    let script = "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.05; done";
+    let mut exec = case.sandbox.exec(Command::shell(script)).await.unwrap();
+    assert_eq!(exec.output.recv().await, Some(Output::stdout(b"ready\n".as_slice())));
+    case.sandbox.ending(EndReason::Expired);
+    let (closed, finished) = tokio::join!(case.sandbox.close(Duration::from_secs(5)), exec.finish(100));
+    closed.unwrap();
+    assert_eq!(
+        (finished.stdout.bytes(), finished.ended.cause),
+        (b"bye\n".to_vec(), Cause::SandboxExpired)
+    );
 }
 
 pub async fn hanging_up_kills_the_tree(case: &Case) {
@@ -55,7 +187,7 @@ pub async fn hanging_up_kills_the_tree(case: &Case) {
         .exec(Command::shell("setsid sleep 300 & echo begun; sleep 300"))
         .await
         .unwrap();
-    assert_eq!(exec.output.recv().await, Some(Output::Stdout(b"begun\n".to_vec())));
+    assert_eq!(exec.output.recv().await, Some(Output::stdout(b"begun\n".as_slice())));
     drop(exec);
     assert_no_sleepers(case).await;
 }
@@ -74,10 +206,10 @@ pub async fn a_fork_bomb_ends(case: &Case) {
     assert_eq!(case.output(SLEEPERS).await, "");
 }
 
-/// T7 and T9, smaller.
-pub async fn large_output_and_slow_consumers(case: &Case) {
-    const SIZE: u64 = 32 << 20;
-    let command = Command::shell("head -c 33554432 /dev/zero | tr '\\0' x; echo end").timeout(Duration::from_secs(60));
+/// T7 and T9, smaller: bounded memory, whatever there is.
+pub async fn t7_large_output_and_slow_consumers(case: &Case) {
+    const SIZE: u64 = 256 << 20;
+    let command = Command::shell("head -c 268435456 /dev/zero | tr '\\0' x; echo end").timeout(Duration::from_secs(60));
     let finished = case.sandbox.run(command, 1000).await.unwrap();
     assert_eq!(finished.ended.cause, Cause::Exited { code: 0 });
     assert_eq!(finished.stdout.total_bytes(), SIZE + 4);
@@ -92,16 +224,14 @@ pub async fn large_output_and_slow_consumers(case: &Case) {
     assert!(case.sh("true").await.ended.is_success());
     let mut length = 0;
     while let Some(output) = exec.output.recv().await {
-        match output {
-            Output::Stdout(bytes) | Output::Stderr(bytes) => length += bytes.len(),
-        }
+        length += output.piece().len();
     }
     assert_eq!((length, exec.ended().await.cause), (8 << 20, Cause::Exited { code: 0 }));
 }
 
 /// T9.
-pub async fn large_input(case: &Case) {
-    let bytes: Vec<u8> = (0..8_u32 << 20).map(|n| n as u8).collect();
+pub async fn t9_large_input(case: &Case) {
+    let bytes: Vec<u8> = (0..64_u32 << 20).map(|n| n as u8).collect();
     let command = Command::shell("cat > big; wc -c < big").stdin(Stdin::Bytes(bytes.clone()));
     assert_eq!(
         case.run(command.timeout(Duration::from_secs(60)))
@@ -109,7 +239,7 @@ pub async fn large_input(case: &Case) {
             .stdout
             .text()
             .trim(),
-        "8388608"
+        "67108864"
     );
     assert!(std::fs::read(case.workspace.path().join("big")).unwrap() == bytes);
     // Both ways at once.
@@ -131,7 +261,7 @@ pub async fn unread_input_does_not_hold_a_kill(case: &Case) {
 pub async fn signals_reach_the_group(case: &Case) {
     let script = "trap 'echo usr1; exit 5' USR1; echo ready; while :; do sleep 0.05; done";
     let mut exec = case.sandbox.exec(Command::shell(script)).await.unwrap();
-    assert_eq!(exec.output.recv().await, Some(Output::Stdout(b"ready\n".to_vec())));
+    assert_eq!(exec.output.recv().await, Some(Output::stdout(b"ready\n".as_slice())));
     exec.control().signal(libc::SIGUSR1).await.unwrap();
     let finished = exec.finish(100).await;
     assert_eq!(finished.stdout.bytes(), b"usr1\n");
@@ -212,7 +342,7 @@ pub async fn many_at_once(case: &Case) {
 pub async fn stop_ends_everything(case: &Case) {
     let script = "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.05; done";
     let mut exec = case.sandbox.exec(Command::shell(script)).await.unwrap();
-    assert_eq!(exec.output.recv().await, Some(Output::Stdout(b"ready\n".to_vec())));
+    assert_eq!(exec.output.recv().await, Some(Output::stdout(b"ready\n".as_slice())));
     let backend = &case.subject.backend;
     backend
         .stop(case.sandbox.handle(), Duration::from_secs(5))

@@ -5,7 +5,7 @@ use crate::sandbox::Command;
 use crate::sandbox::exec::Cause;
 
 /// T6.
-pub async fn memory_is_capped(case: &Case) {
+pub async fn t6_memory_is_capped(case: &Case) {
     // tail(1) keeps the one endless line in memory. The shell lives on, and tells of its child's end by its own code.
     let finished = case.sh("head -c 400m /dev/zero | tail -n 1 | wc -c; exit 9").await;
     let limit = case.sandbox.limits().memory_bytes;
@@ -22,6 +22,13 @@ pub async fn memory_is_capped(case: &Case) {
         }
         other => panic!("{other:?}: {}", finished.stderr.text()),
     }
+    // A program that swallows it: its end is its own, and the kernel's word stands beside it.
+    let ended = case
+        .sh("head -c 400m /dev/zero | tail -n 1 | wc -c; exit 0")
+        .await
+        .ended;
+    assert_eq!(ended.cause, Cause::Exited { code: 0 });
+    assert!(ended.pressure.oom_kills > 0, "{ended:?}");
     assert_eq!(
         case.sh("exit 9").await.ended.cause,
         Cause::Exited { code: 9 },
@@ -37,6 +44,11 @@ pub async fn processes_are_capped(case: &Case) {
         !finished.ended.is_success(),
         "200 processes came to be: {}",
         finished.stdout.text()
+    );
+    let pressure = finished.ended.pressure;
+    assert!(
+        pressure.forks_refused > 0 && pressure.pids_limit == u64::from(case.sandbox.limits().pids),
+        "{pressure:?}"
     );
     let after = case.sandbox.usage().await.unwrap();
     assert!(after.pids_refused > before.pids_refused, "{after:?}");

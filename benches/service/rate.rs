@@ -1,0 +1,139 @@
+//! How much a machine gets done: sandboxes and steps a second, and bytes of output.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use exuvia::api::proto::ExecStart;
+use futures::StreamExt;
+
+use crate::STEP;
+use crate::peers::{Engine, Result, told};
+use crate::server::Server;
+
+/// In flight at a time.
+const WIDTH: usize = 8;
+/// How long a sustained rate is measured.
+const TIME: Duration = Duration::from_secs(10);
+/// Made ahead for a burst.
+const BURST: usize = 400;
+
+pub async fn measure() -> Result<String> {
+    let mut text = format!("per second, {WIDTH} in flight\n\n");
+    let mut row = |name: &str, rate: f64| text += &format!("{name:58} {rate:10.1}\n");
+
+    let bare = Arc::new(Server::start(&[]).await?);
+    let server = Arc::clone(&bare);
+    row(
+        "new sandbox, pool empty, true, killed",
+        sustained(move || {
+            let server = Arc::clone(&server);
+            async move { server.create_true_kill().await }
+        })
+        .await?,
+    );
+    let server = Arc::clone(&bare);
+    row(
+        "new sandbox, pool empty, python, killed",
+        sustained(move || {
+            let server = Arc::clone(&server);
+            async move {
+                let id = server.create_and_code(STEP).await?;
+                server.kill(&id).await
+            }
+        })
+        .await?,
+    );
+    let pooled = Arc::new(Server::start(&["--pool", &format!("default={BURST}..{BURST}")]).await?);
+    pooled.fill().await?;
+    let begun = Instant::now();
+    let server = Arc::clone(&pooled);
+    let steps = futures::stream::iter(0..BURST).map(|_| {
+        let server = Arc::clone(&server);
+        async move { server.create_and_code(STEP).await }
+    });
+    let ids: Vec<Result<String>> = steps.buffer_unordered(WIDTH).collect().await;
+    let took = begun.elapsed();
+    for id in ids {
+        pooled.kill(&id?).await?;
+    }
+    row(
+        "python in sandboxes from the pool, a burst of 400",
+        BURST as f64 / took.as_secs_f64(),
+    );
+    let server = Arc::clone(&pooled);
+    row(
+        "python in sandboxes from the pool, refilled, sustained",
+        sustained(move || {
+            let server = Arc::clone(&server);
+            async move {
+                let id = server.create_and_code(STEP).await?;
+                server.kill(&id).await
+            }
+        })
+        .await?,
+    );
+    if let Some(docker) = told("docker", Engine::open().await) {
+        let docker = Arc::new(docker);
+        let engine = Arc::clone(&docker);
+        row(
+            "docker: create, start, wait, logs, delete; true",
+            sustained(move || {
+                let engine = Arc::clone(&engine);
+                async move { engine.cold(&["true"]).await }
+            })
+            .await?,
+        );
+        docker.close().await?;
+    }
+
+    text += &format!(
+        "\n{:58} {:10.1} MB/s\n",
+        "output of one command, 1 GiB, to the client",
+        output(&bare).await? / 1e6
+    );
+    stop(bare).await?;
+    stop(pooled).await?;
+    Ok(text)
+}
+
+async fn stop(server: Arc<Server>) -> Result<()> {
+    Arc::into_inner(server).ok_or("a server is still in use")?.stop().await
+}
+
+/// How often `work` is done in a second.
+async fn sustained<F>(work: impl Fn() -> F) -> Result<f64>
+where
+    F: Future<Output = Result<()>>,
+{
+    let begun = Instant::now();
+    let mut done = futures::stream::repeat_with(&work)
+        .take_while(|_| futures::future::ready(begun.elapsed() < TIME))
+        .buffer_unordered(WIDTH);
+    let mut count = 0_usize;
+    while let Some(result) = done.next().await {
+        result?;
+        count += 1;
+    }
+    Ok(count as f64 / begun.elapsed().as_secs_f64())
+}
+
+async fn output(server: &Server) -> Result<f64> {
+    const BYTES: usize = 1 << 30;
+    let id = server.create().await?;
+    let start = ExecStart {
+        sandbox_id: id.clone(),
+        argv: ["head", "-c", "1073741824", "/dev/zero"]
+            .map(|word| word.as_bytes().to_vec())
+            .into(),
+        ..ExecStart::default()
+    };
+    let begun = Instant::now();
+    let mut got = 0;
+    server.exec(start, |data| got += data.len()).await?;
+    let took = begun.elapsed();
+    server.kill(&id).await?;
+    if got != BYTES {
+        return Err(format!("{got} bytes came of {BYTES}").into());
+    }
+    Ok(BYTES as f64 / took.as_secs_f64())
+}
