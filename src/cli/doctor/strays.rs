@@ -2,9 +2,9 @@
 
 use super::{Finding, State};
 use crate::clock::System;
-use crate::workdir;
 use crate::sandbox::cgroup::Hierarchies;
 use crate::sandbox::strays;
+use crate::workdir;
 
 const NAME: &str = "strays";
 const REMEDY: &str = "exuvia doctor --fix ends them";
