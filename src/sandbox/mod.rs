@@ -14,6 +14,7 @@ pub mod exec;
 pub mod files;
 pub mod identity;
 pub mod image;
+pub mod kernel;
 mod life;
 mod mountinfo;
 pub mod reconcile;

@@ -4,6 +4,7 @@
 
 mod command;
 mod disk;
+mod kernel;
 mod life;
 mod limits;
 mod readback;

@@ -1,7 +1,10 @@
 //! What dead servers left, and no start of a server would find.
 
+use std::path::{Path, PathBuf};
+
 use super::{Finding, State};
-use crate::clock::System;
+use crate::clock::{Clock, System};
+use crate::fleet;
 use crate::sandbox::cgroup::Hierarchies;
 use crate::sandbox::strays;
 use crate::workdir;
@@ -40,16 +43,25 @@ fn found(fix: bool) -> Result<Vec<String>, String> {
         }
     }
     for data_dir in strays::mounted().map_err(|error| text(&error))? {
-        let behind = workdir::left_behind(&data_dir).map_err(|error| text(&error))?;
+        let is_kept = |name: &str| is_leased(&data_dir, name);
         if fix {
-            workdir::sweep(&data_dir).map_err(|error| text(&error))?;
+            workdir::sweep(&data_dir, is_kept).map_err(|error| text(&error))?;
         } else {
+            let behind = workdir::left_behind(&data_dir).map_err(|error| text(&error))?;
+            let strange = |dir: &&PathBuf| !is_kept(&dir.file_name().unwrap_or_default().to_string_lossy());
             left.extend(
                 behind
                     .iter()
+                    .filter(strange)
                     .map(|dir| format!("working directory `{}`", dir.display())),
             );
         }
     }
     Ok(left)
+}
+
+/// Whether the next server of that directory goes on with it.
+fn is_leased(data_dir: &Path, name: &str) -> bool {
+    name.parse()
+        .is_ok_and(|id| fleet::is_leased(data_dir, &id, System.now()))
 }
