@@ -142,7 +142,12 @@ impl Maker {
         let (data_dir, name) = (self.data_dir.clone(), lease.spec.id.to_string());
         let directory = blocking(move || Ok::<_, Error>(WorkDir::adopt(&data_dir, &name)?)).await?;
         let handle = backend.adopt(&lease.spec.id).await?;
-        let sandbox = Sandbox::known(backend, handle, lease.spec.clone(), self.filters.of(lease.seccomp).to_vec());
+        let sandbox = Sandbox::known(
+            backend,
+            handle,
+            lease.spec.clone(),
+            self.filters.of(lease.seccomp).to_vec(),
+        );
         let life = sandbox.life().await?;
         match lease.paused {
             // It cannot answer. Frozen again, should that have come half way.

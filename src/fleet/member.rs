@@ -13,8 +13,8 @@ use super::service::OnShutdown;
 use super::state::{Denied, End, State};
 use crate::clock::{Clock, Timestamp};
 use crate::ids::SandboxId;
-use crate::workdir::WorkDir;
 use crate::sandbox::{BackendName, ImageRef, Isolation, Limits, Sandbox};
+use crate::workdir::WorkDir;
 use crate::workspace::Revision;
 
 /// What a sandbox is, from its first moment to its last.

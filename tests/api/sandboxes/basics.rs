@@ -3,8 +3,8 @@
 use exuvia::api::proto::{self, SandboxState, exec_ended::Cause, sandbox_end};
 use tonic::Code;
 
-use crate::support::hand::{create, eventually, get, kill, plain, run, shell, start};
 use crate::bed::{Bed, why};
+use crate::support::hand::{create, eventually, get, kill, plain, run, shell, start};
 
 #[tokio::test]
 async fn a_sandbox_is_made_used_and_ended() {
