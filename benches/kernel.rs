@@ -153,7 +153,7 @@ async fn open(data: &Path) -> Result<Sandbox> {
         mounts: Vec::new(),
         labels: BTreeMap::new(),
     };
-    let backend = Arc::new(Oci::new(data, PROGRAM.into())?);
+    let backend = Arc::new(Oci::new(data)?);
     Ok(Sandbox::open(backend, spec, seccomp::default_filter()?).await?)
 }
 

@@ -75,8 +75,8 @@ impl From<Status> for Error {
             Code::Aborted => Kind::Conflict,
             Code::ResourceExhausted => Kind::Exhausted,
             Code::DeadlineExceeded | Code::Cancelled => Kind::Deadline,
-            Code::Unavailable => Kind::Unavailable,
-            Code::Ok | Code::Unknown | Code::Unimplemented | Code::Internal | Code::DataLoss => Kind::Internal,
+            Code::Unavailable | Code::Unimplemented => Kind::Unavailable,
+            Code::Ok | Code::Unknown | Code::Internal | Code::DataLoss => Kind::Internal,
         };
         Self {
             kind,

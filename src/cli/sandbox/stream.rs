@@ -332,7 +332,7 @@ impl Session {
             // Each of these can be let go of without a loss: what was taken is handled below, before the next round.
             let next = tokio::select! {
                 // Output that nobody takes holds up further output, and nothing else.
-                event = link.events.message(), if pump.waiting_out.is_none() => Next::Event(event),
+                event = link.events.message(), if pump.waiting_out.is_none() => Next::Event(Box::new(event)),
                 room = has_room(pump.pieces.as_ref()), if pump.waiting_out.is_some() => Next::RoomOut(room),
                 chunk = next(&mut pump.stdin), if pump.waiting_in.is_none() => Next::Typed(chunk),
                 room = has_room(Some(&link.inputs)), if takes_input && pump.waiting_in.is_some() => Next::RoomIn(room),
@@ -341,7 +341,7 @@ impl Session {
             };
             match next {
                 Next::Event(event) => {
-                    let event = event?.ok_or_else(|| Status::unavailable("the server ended the stream"))?;
+                    let event = (*event)?.ok_or_else(|| Status::unavailable("the server ended the stream"))?;
                     if let Some(ended) = self.take(pump, event) {
                         return Ok(End::Ended(ended));
                     }
@@ -434,7 +434,7 @@ enum Whom {
 
 /// What comes first in a round.
 enum Next {
-    Event(Result<Option<proto::ExecEvent>, Status>),
+    Event(Box<Result<Option<proto::ExecEvent>, Status>>),
     RoomOut(bool),
     Typed(Option<Vec<u8>>),
     RoomIn(bool),

@@ -39,13 +39,18 @@ impl Verdict {
 
     /// A command that a server did not start.
     pub fn refused(error: &Error) -> Self {
-        let reason = error.reason.as_deref().map(str::to_ascii_uppercase);
-        match reason.as_deref() {
+        match error.reason.as_deref() {
             Some("PROGRAM_NOT_FOUND") => Self::said(NOT_FOUND, error.message.clone()),
             // The command was not run, though the sandbox is there.
-            Some("PROGRAM_NOT_EXECUTABLE" | "CWD_NOT_FOUND" | "USER_NOT_FOUND" | "LIMIT") => {
-                Self::said(NOT_EXECUTABLE, error.message.clone())
-            }
+            Some(
+                "PROGRAM_NOT_EXECUTABLE"
+                | "CWD_NOT_FOUND"
+                | "USER_NOT_FOUND"
+                | "USER_REFUSED"
+                | "NO_TERMINAL"
+                | "EXEC_TOO_LARGE"
+                | "EXEC_NOT_STARTED",
+            ) => Self::said(NOT_EXECUTABLE, error.message.clone()),
             Some(_) | None => Self::no_answer(error),
         }
     }

@@ -159,19 +159,21 @@ impl SandboxService for Service {
             if let Some(first) = events.next() {
                 yield first;
             }
-            while let (true, Some(Ok(request))) = (takes_input, requests.next().await) {
-                match request.kind {
-                    Some(exec_request::Kind::Stdin(bytes)) => {
-                        // As a terminal's line discipline takes it.
-                        let is_last = has_terminal && bytes.contains(&4);
-                        service.script().stdin.extend(bytes);
-                        if is_last {
-                            break;
+            if takes_input {
+                while let Some(Ok(request)) = requests.next().await {
+                    match request.kind {
+                        Some(exec_request::Kind::Stdin(bytes)) => {
+                            // As a terminal's line discipline takes it.
+                            let is_last = has_terminal && bytes.contains(&4);
+                            service.script().stdin.extend(bytes);
+                            if is_last {
+                                break;
+                            }
                         }
+                        Some(exec_request::Kind::StdinEof(_)) => break,
+                        Some(exec_request::Kind::Resize(size)) => service.script().sizes.push(size),
+                        _ => {}
                     }
-                    Some(exec_request::Kind::StdinEof(_)) => break,
-                    Some(exec_request::Kind::Resize(size)) => service.script().sizes.push(size),
-                    _ => {}
                 }
             }
             for (n, event) in events.enumerate() {

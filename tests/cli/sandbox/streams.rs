@@ -136,12 +136,12 @@ fn what_ended_it_is_said_and_has_its_code() {
     };
     for (refusal, code, said) in [
         (
-            refused(Code::InvalidArgument, "program_not_found", "no program `x`"),
+            refused(Code::InvalidArgument, "PROGRAM_NOT_FOUND", "no program `x`"),
             127,
             "no program `x`",
         ),
         (
-            refused(Code::InvalidArgument, "cwd_not_found", "no directory"),
+            refused(Code::InvalidArgument, "CWD_NOT_FOUND", "no directory"),
             126,
             "no directory",
         ),

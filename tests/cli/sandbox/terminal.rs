@@ -123,6 +123,48 @@ fn keys_go_through_raw_and_the_terminal_is_given_back() {
 }
 
 #[test]
+fn a_real_sandbox_has_this_terminals_size_and_takes_its_keys() {
+    let Some(desk) = Desk::new("a_real_sandbox_has_this_terminals_size_and_takes_its_keys") else {
+        return;
+    };
+    let served = crate::served::Served::tidy(&desk);
+    let made = served.sandbox(&desk, &["create"]);
+    let id = made.stdout.trim_end();
+    let mut command = desk.plain(&[
+        "sandbox",
+        "exec",
+        "-it",
+        id,
+        "--",
+        "sh",
+        "-c",
+        "stty size; read line; echo got $line; exit 4",
+    ]);
+    command.env("EXUVIA_SERVER", &served.url);
+    let mut seat = Seat::take(command);
+    let before = seat.mode();
+    seat.wait_until_raw();
+    seat.keyboard.write_all(b"abc\r").unwrap();
+    assert_eq!(seat.child.wait().unwrap().code(), Some(4));
+    assert_eq!(seat.mode(), before);
+    let mut shown = String::new();
+    until("what it wrote is there", || {
+        let mut some = [0; 256];
+        let got = seat.keyboard.read(&mut some).unwrap();
+        shown += &String::from_utf8_lossy(&some[..got]);
+        shown.ends_with("got abc\r\n")
+    });
+    assert!(shown.contains("33 101\r\n"), "{shown:?}");
+    // Killed over the line, the whole tree goes: Ctrl-C is a key that the terminal inside makes a signal of.
+    let mut command = desk.plain(&["sandbox", "exec", "-it", id, "--", "sleep", "1000"]);
+    command.env("EXUVIA_SERVER", &served.url);
+    let mut seat = Seat::take(command);
+    seat.wait_until_raw();
+    seat.keyboard.write_all(b"\x03").unwrap();
+    assert_eq!(seat.child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
 fn however_it_ends_the_terminal_is_given_back() {
     for way in ["keys", "SIGTERM", "SIGHUP", "the stream"] {
         let desk = Desk::bare();

@@ -111,8 +111,7 @@ impl Up {
             Ok(info) => Ok(Some(info.r#type())),
             Err(status) => {
                 let reason = remote::reason(&status).unwrap_or_default();
-                let is_file = reason.eq_ignore_ascii_case("not_found") || reason.eq_ignore_ascii_case("file_not_found");
-                match is_file || (status.code() == Code::NotFound && !reason.starts_with("SANDBOX")) {
+                match reason == "FILE_NOT_FOUND" || (status.code() == Code::NotFound && reason.is_empty()) {
                     true => Ok(None),
                     false => Err(status.into()),
                 }
