@@ -97,10 +97,12 @@ fn is_device(entry: &Entry) -> bool {
     is_one && ["devtmpfs", "tmpfs"].contains(&entry.kind.as_str())
 }
 
-/// A file that is the null device, or a directory that is an empty file system.
+/// A file that is the null device, a directory that is an empty file system, or what the forge hides with: an empty file and
+/// an empty directory of its own, which nobody inside can reach to fill.
 fn is_empty(entry: &Entry) -> bool {
     let is_null = is_device(entry) && entry.root == Path::new("/null");
-    let is_void = entry.kind == "tmpfs" && entry.root == Path::new("/") && entry.has("ro");
+    let is_known = ["dev/empty", "dev/void"].iter().any(|name| entry.root.ends_with(name));
+    let is_void = entry.kind == "tmpfs" && (entry.root == Path::new("/") || is_known) && entry.has("ro");
     is_null || is_void
 }
 
