@@ -311,16 +311,17 @@ impl Log {
         self.state().readers.len()
     }
 
-    /// A reader that begins at these bytes.
+    /// A reader that begins at these bytes. One that is not here yet may still come: a server that has taken a command over
+    /// does not know yet how far it was.
     ///
     /// # Errors
-    /// When one of them is not kept any more, or is beyond what was made.
+    /// When one of them is not kept any more, or was not made by the end.
     pub fn read_from(self: &Arc<Self>, at: Offsets) -> Result<Reader, NotKept> {
         let mut state = self.state();
         for channel in Channel::ALL {
             let ring = &state.rings[channel.index()];
             let (wanted, first, end) = (at[channel.index()], ring.first(), ring.end);
-            if wanted < first || wanted > end {
+            if wanted < first || (wanted > end && state.finish.is_some()) {
                 return Err(NotKept {
                     channel,
                     wanted,

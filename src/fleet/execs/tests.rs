@@ -117,6 +117,28 @@ async fn the_first_end_is_the_end_and_nothing_comes_after() {
     assert_eq!(counts[2].bytes, 6);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_reader_that_is_ahead_gets_what_it_has_not_had() {
+    let log = Log::resumed(Overflow::Wait, [1000, 0, 0]);
+    let writer = {
+        let log = Arc::clone(&log);
+        async move {
+            for n in 0..100 {
+                log.push(Channel::Stdout, 1000 + n * 50_000, vec![n as u8; 50_000]).await;
+            }
+            log.end(finish());
+        }
+    };
+    tokio::pin!(writer);
+    // Nobody has come yet.
+    assert!(tokio::time::timeout(Duration::from_secs(1), &mut writer).await.is_err());
+    let reader = log.read_from([3_001_000, 0, 0]).unwrap();
+    let ((), (came, counts)) = tokio::join!(writer, all(reader));
+    assert_eq!((came[0].1, joined(&came, Channel::Stdout).len()), (3_001_000, 2_000_000));
+    assert_eq!(counts[0], Counts { bytes: 5_001_000, dropped_bytes: 0 });
+    assert!(log.read_from([5_001_001, 0, 0]).is_err(), "there is no more to come");
+}
+
 #[tokio::test]
 async fn what_was_dropped_on_the_way_is_a_gap_and_what_comes_twice_comes_once() {
     let log = Log::resumed(Overflow::Drop, [100, 0, 0]);
