@@ -9,6 +9,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::image::StoredRef;
 use crate::ids::SandboxId;
 
 /// Everything a backend needs to make one sandbox.
@@ -26,7 +27,8 @@ pub struct Spec {
     pub labels: BTreeMap<String, String>,
 }
 
-/// Where the root file system comes from. Written `host`, `rootfs:DIR`, `tar:FILE` or `docker:NAME`.
+/// Where the root file system comes from. Written `host`, `image:NAME[@sha256:…]` or just `NAME`, `rootfs:DIR`, `tar:FILE`
+/// or `docker:NAME`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum ImageRef {
@@ -34,7 +36,9 @@ pub enum ImageRef {
     Host,
     /// An unpacked root file system, used read-only.
     Rootfs(PathBuf),
-    /// A tar of a root file system (plain, gzip or zstd), unpacked once by content.
+    /// An image of the store.
+    Stored(StoredRef),
+    /// A tar of a root file system (plain, gzip, zstd or xz), unpacked once by content.
     Tar(PathBuf),
     /// An image that the local Docker engine has.
     Docker(String),
@@ -44,6 +48,7 @@ impl fmt::Display for ImageRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host => f.write_str("host"),
+            Self::Stored(image) => write!(f, "image:{image}"),
             Self::Rootfs(path) => write!(f, "rootfs:{}", path.display()),
             Self::Tar(path) => write!(f, "tar:{}", path.display()),
             Self::Docker(name) => write!(f, "docker:{name}"),
@@ -53,22 +58,24 @@ impl fmt::Display for ImageRef {
 
 /// Text that names no image.
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` names no image: use `host`, `rootfs:DIR`, `tar:FILE`, `docker:NAME`, or a path")]
+#[error("`{0}` names no image: use `host`, `image:NAME`, `rootfs:DIR`, `tar:FILE`, `docker:NAME`, or a path")]
 pub struct InvalidImage(String);
 
 impl FromStr for ImageRef {
     type Err = InvalidImage;
 
-    /// A bare path is taken for what it is on disk: a directory is a root file system, a file is a tar.
+    /// A bare path is taken for what it is on disk: a directory is a root file system, a file is a tar. What else could be a
+    /// name is one of the store's.
     fn from_str(text: &str) -> Result<Self, InvalidImage> {
         match text.split_once(':') {
             None if text == "host" => Ok(Self::Host),
             Some(("rootfs", path)) if !path.is_empty() => Ok(Self::Rootfs(path.into())),
             Some(("tar", path)) if !path.is_empty() => Ok(Self::Tar(path.into())),
             Some(("docker", name)) if !name.is_empty() => Ok(Self::Docker(name.to_owned())),
+            Some(("image", name)) => name.parse().map(Self::Stored).map_err(|_| InvalidImage(text.to_owned())),
             _ if text.contains('/') && std::path::Path::new(text).is_dir() => Ok(Self::Rootfs(text.into())),
             _ if text.contains('/') && std::path::Path::new(text).is_file() => Ok(Self::Tar(text.into())),
-            _ => Err(InvalidImage(text.to_owned())),
+            _ => text.parse().map(Self::Stored).map_err(|_| InvalidImage(text.to_owned())),
         }
     }
 }
