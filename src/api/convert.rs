@@ -556,3 +556,32 @@ fn budgets(budgets: proto::Budgets) -> Result<BudgetOverrides, Status> {
         parallel_tools: budgets.parallel_tools,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_that_a_client_names_is_never_a_path_of_the_host() {
+        // `usr/lib` is there, seen from the root directory; it is a name all the same.
+        for (text, named) in [
+            ("host", "host"),
+            ("docker:x", "docker:x"),
+            ("usr/lib", "image:usr/lib"),
+            ("python:3", "image:python:3"),
+        ] {
+            assert_eq!(image(text).unwrap().to_string(), named);
+        }
+        for bad in [
+            "rootfs:/",
+            "tar:/etc/shadow",
+            "/usr",
+            "./x",
+            "image:/usr",
+            "docker:",
+            "layout:x",
+        ] {
+            assert!(image(bad).is_err(), "{bad}");
+        }
+    }
+}

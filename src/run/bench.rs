@@ -176,7 +176,9 @@ impl Maker {
             uid: claim.identity().host_uid(),
             gid: claim.identity().host_uid(),
         };
+        let env = sandbox::image::environment(&task.image, &self.data_dir);
         let made = async {
+            let env = env?;
             let index = self
                 .pool
                 .materialise(revision, directory.workspace(), Some(owner))
@@ -191,9 +193,9 @@ impl Maker {
                 mounts: policy.mounts().to_vec(),
                 labels: [("run".to_owned(), record.run.to_string())].into(),
             };
-            Ok::<_, Error>((Sandbox::open(backend, spec, self.filter.clone()).await?, index))
+            Ok::<_, Error>((Sandbox::open(backend, spec, self.filter.clone()).await?, index, env))
         };
-        let (sandbox, index) = match made.await {
+        let (sandbox, index, env) = match made.await {
             Ok(made) => made,
             Err(error) => {
                 directory.remove();
@@ -202,6 +204,7 @@ impl Maker {
         };
         let bench = Bench {
             sandbox,
+            env,
             directory,
             _claim: claim,
             pool: self.pool.clone(),
@@ -227,6 +230,8 @@ impl Maker {
 #[derive(Debug)]
 pub struct Bench {
     sandbox: Sandbox,
+    /// What commands get from the image, below what tools set.
+    env: std::collections::BTreeMap<String, String>,
     directory: WorkDir,
     _claim: identity::Claim,
     pool: Pool,
@@ -251,6 +256,10 @@ pub struct Ran {
 impl Bench {
     pub fn id(&self) -> &SandboxId {
         self.sandbox.id()
+    }
+
+    pub fn env(&self) -> &std::collections::BTreeMap<String, String> {
+        &self.env
     }
 
     /// Runs a tool call to its result.

@@ -72,10 +72,16 @@ impl FromStr for ImageRef {
             Some(("rootfs", path)) if !path.is_empty() => Ok(Self::Rootfs(path.into())),
             Some(("tar", path)) if !path.is_empty() => Ok(Self::Tar(path.into())),
             Some(("docker", name)) if !name.is_empty() => Ok(Self::Docker(name.to_owned())),
-            Some(("image", name)) => name.parse().map(Self::Stored).map_err(|_| InvalidImage(text.to_owned())),
+            Some(("image", name)) => name
+                .parse()
+                .map(Self::Stored)
+                .map_err(|_| InvalidImage(text.to_owned())),
             _ if text.contains('/') && std::path::Path::new(text).is_dir() => Ok(Self::Rootfs(text.into())),
             _ if text.contains('/') && std::path::Path::new(text).is_file() => Ok(Self::Tar(text.into())),
-            _ => text.parse().map(Self::Stored).map_err(|_| InvalidImage(text.to_owned())),
+            _ => text
+                .parse()
+                .map(Self::Stored)
+                .map_err(|_| InvalidImage(text.to_owned())),
         }
     }
 }
@@ -207,4 +213,38 @@ pub struct Usage {
     /// Forks refused by the pids limit so far.
     pub pids_refused: u64,
     pub cpu_us: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_other_image_and_could_be_a_name_is_one_of_the_store() {
+        let shown = |text: &str| text.parse::<ImageRef>().map(|image| image.to_string()).ok();
+        for (text, image) in [
+            ("host", "host"),
+            ("python", "image:python"),
+            ("image:python", "image:python"),
+            ("team/tools:1.2", "image:team/tools:1.2"),
+            ("docker:python", "docker:python"),
+            ("tar:/x", "tar:/x"),
+            ("/usr", "rootfs:/usr"),
+        ] {
+            assert_eq!(shown(text).as_deref(), Some(image), "{text}");
+        }
+        for bad in [
+            "",
+            "image:",
+            "docker:",
+            "rootfs:",
+            "/no/such",
+            "../x",
+            "image:host",
+            "Python",
+            "python@sha256:12",
+        ] {
+            assert_eq!(shown(bad), None, "{bad}");
+        }
+    }
 }

@@ -14,10 +14,7 @@ use crate::sandbox::image::registry::{self, Login, Patience};
 use crate::sandbox::image::{Bounds, Job, Name, Options, Source, Store, StoreError, Stored, build};
 
 /// Runs it with progress on stderr, until it is done or interrupted.
-async fn watched<T>(
-    bounded: &Bounded,
-    work: impl AsyncFnOnce(Job) -> Result<T, StoreError>,
-) -> Result<T, Error> {
+async fn watched<T>(bounded: &Bounded, work: impl AsyncFnOnce(Job) -> Result<T, StoreError>) -> Result<T, Error> {
     let shown = Shown::new();
     let job = Job::bounded(Bounds {
         bytes: bounded.max_size.as_u64(),
@@ -47,11 +44,16 @@ async fn stopped_by<T>(
 }
 
 pub(super) async fn import(args: Import, store: &Store, context: &Context) -> Result<Exit, Error> {
-    let source: Source = args.source.parse().map_err(|error: String| Error::new(Kind::Invalid, error))?;
+    let source: Source = args
+        .source
+        .parse()
+        .map_err(|error: String| Error::new(Kind::Invalid, error))?;
     let name = match args.name {
         Some(name) => name,
         None => name_of(match &source {
-            Source::Rootfs(path) | Source::Tar(path) | Source::Layout { path, .. } | Source::Archive { path, .. } => path,
+            Source::Rootfs(path) | Source::Tar(path) | Source::Layout { path, .. } | Source::Archive { path, .. } => {
+                path
+            }
         })?,
     };
     let mut options = Options {
@@ -60,7 +62,10 @@ pub(super) async fn import(args: Import, store: &Store, context: &Context) -> Re
     };
     if let Some(path) = args.config {
         if !matches!(source, Source::Rootfs(_) | Source::Tar(_)) {
-            return Err(Error::new(Kind::Invalid, "`--config` is for `rootfs:` and `tar:`; others bring their own"));
+            return Err(Error::new(
+                Kind::Invalid,
+                "`--config` is for `rootfs:` and `tar:`; others bring their own",
+            ));
         }
         let unreadable = |why: String| Error::new(Kind::Invalid, format!("`{}`: {why}", path.display()));
         let bytes = std::fs::read(&path).map_err(|error| unreadable(error.to_string()))?;
@@ -80,7 +85,11 @@ pub(super) async fn pull(args: Pull, store: &Store, context: &Context) -> Result
         Some(name) => name,
         None => registry::default_name(&reference)?,
     };
-    let login = match (args.docker_config, args.username.zip(args.password_from), args.token_from) {
+    let login = match (
+        args.docker_config,
+        args.username.zip(args.password_from),
+        args.token_from,
+    ) {
         (Some(path), _, _) => {
             let path = std::path::absolute(&path).map_err(|error| Error::new(Kind::Invalid, error.to_string()))?;
             Login::DockerConfig(path)
@@ -125,13 +134,19 @@ pub(super) async fn build(args: Build, store: &Store, context: &Context) -> Resu
 /// The name of a file without what tells its format.
 fn name_of(path: &Path) -> Result<Name, Error> {
     let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let full = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+    let full = path
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .to_ascii_lowercase();
     let mut stem = full.as_str();
     for end in [".zst", ".gz", ".xz", ".tgz", ".tar", ".oci"] {
         stem = stem.strip_suffix(end).unwrap_or(stem);
     }
     let named: Result<Name, StoreError> = stem.parse();
-    named.map_err(|_| Error::new(Kind::Invalid, format!("`{stem}` is no name for an image")).hint("give it one with `--name`"))
+    named.map_err(|_| {
+        Error::new(Kind::Invalid, format!("`{stem}` is no name for an image")).hint("give it one with `--name`")
+    })
 }
 
 fn added(name: &Name, stored: &Stored, context: &Context) -> Exit {

@@ -75,7 +75,10 @@ impl State {
             } => {
                 self.fetched.insert(*layer, (*bytes, *of));
                 if changes {
-                    let (bytes, of) = self.fetched.values().fold((0, 0), |(a, b), (bytes, of)| (a + bytes, b + of));
+                    let (bytes, of) = self
+                        .fetched
+                        .values()
+                        .fold((0, 0), |(a, b), (bytes, of)| (a + bytes, b + of));
                     let (bytes, of) = (show::size(bytes), show::size(of));
                     return Some(format!("fetching {layers} layers: {bytes} of {of} so far"));
                 }
@@ -100,7 +103,10 @@ mod tests {
         let mut state = State::default();
         assert_eq!(state.line(&step(1024), false), None);
         assert_eq!(state.line(&step(2048), false).unwrap(), "fetched layer 2 of 3, 2.0 KiB");
-        assert_eq!(state.line(&step(1024), true).unwrap(), "fetching 3 layers: 1.0 KiB of 2.0 KiB so far");
+        assert_eq!(
+            state.line(&step(1024), true).unwrap(),
+            "fetching 3 layers: 1.0 KiB of 2.0 KiB so far"
+        );
         let sly = Progress::Retrying {
             what: "x".to_owned(),
             why: "\u{1b}[2Jgone".to_owned(),

@@ -16,22 +16,38 @@ pub(super) fn size(bytes: u64) -> String {
 pub(super) fn list(store: &Store, context: &Context) -> Result<Exit, Error> {
     let all = store.list()?;
     let mut text = String::new();
-    let width = all.iter().map(|(name, _)| name.as_str().len()).max().unwrap_or_default();
+    let width = all
+        .iter()
+        .map(|(name, _)| name.as_str().len())
+        .max()
+        .unwrap_or_default();
     for (name, stored) in &all {
         let digest = &stored.digest.hex()[..12];
-        let _ = writeln!(text, "{:width$}  {digest}  {:>10}  {}", name.as_str(), size(stored.bytes), clean_line(&stored.source));
+        let _ = writeln!(
+            text,
+            "{:width$}  {digest}  {:>10}  {}",
+            name.as_str(),
+            size(stored.bytes),
+            clean_line(&stored.source)
+        );
     }
     if all.is_empty() {
         text.push_str("no images; `exuvia image build images/python` makes one");
     }
-    let images: Vec<_> = all.iter().map(|(name, stored)| json!({ "name": name, "image": stored })).collect();
+    let images: Vec<_> = all
+        .iter()
+        .map(|(name, stored)| json!({ "name": name, "image": stored }))
+        .collect();
     context.finish(&json!({ "images": images }), &text);
     Ok(Exit::Ok)
 }
 
 pub(super) fn inspect(image: &StoredRef, store: &Store, context: &Context) -> Result<Exit, Error> {
     let stored = store.get(image)?;
-    context.finish(&json!({ "name": image.name, "image": stored }), &described(image, &stored));
+    context.finish(
+        &json!({ "name": image.name, "image": stored }),
+        &described(image, &stored),
+    );
     Ok(Exit::Ok)
 }
 
@@ -63,7 +79,9 @@ fn described(image: &StoredRef, stored: &Stored) -> String {
         line("env:", &format!("{name}={value}"));
     }
     line("left out:", &config.env_left_out.join(", "));
-    text.push_str("Workdir, user, entrypoint and command are told only; of the environment, commands get what `env:` shows.\n");
+    text.push_str(
+        "Workdir, user, entrypoint and command are told only; of the environment, commands get what `env:` shows.\n",
+    );
     text
 }
 
@@ -74,7 +92,10 @@ pub(super) fn remove(names: &[Name], store: &Store, context: &Context) -> Result
         let files = store.remove(name, System.now())?;
         let (files_gone, said) = match files {
             Removed::Files => (true, "removed"),
-            Removed::NameOnly => (false, "its name is gone; the files are needed still, or were just now (`exuvia image gc`)"),
+            Removed::NameOnly => (
+                false,
+                "its name is gone; the files are needed still, or were just now (`exuvia image gc`)",
+            ),
         };
         removed.push(json!({ "name": name, "files_removed": files_gone }));
         let _ = writeln!(text, "{name}: {said}");
@@ -85,7 +106,12 @@ pub(super) fn remove(names: &[Name], store: &Store, context: &Context) -> Result
 
 pub(super) fn collect(store: &Store, context: &Context) -> Result<Exit, Error> {
     let collected = store.collect(System.now())?;
-    let text = format!("{} images forgotten, {} unpacked roots removed, {}", collected.records, collected.roots, size(collected.bytes));
+    let text = format!(
+        "{} images forgotten, {} unpacked roots removed, {}",
+        collected.records,
+        collected.roots,
+        size(collected.bytes)
+    );
     context.finish(
         &json!({ "records": collected.records, "roots": collected.roots, "bytes": collected.bytes }),
         &text,

@@ -49,7 +49,9 @@ impl Error {
         match self {
             Self::Nothing(_) => Some("`images/python` shows how such a folder looks"),
             Self::NotFor { .. } => Some("leave out `--with`, and what is there is used"),
-            Self::NoBuilder { .. } => Some("`apt-get install mmdebstrap zstd` is enough for the folders below `images/`"),
+            Self::NoBuilder { .. } => {
+                Some("`apt-get install mmdebstrap zstd` is enough for the folders below `images/`")
+            }
             Self::Failed { .. } => Some("what it said stands above"),
         }
     }
@@ -98,7 +100,11 @@ impl Builder {
             Self::Docker if !is_installed => false,
             Self::Docker => {
                 let mut asked = Command::new("docker");
-                let quiet = asked.arg("version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+                let quiet = asked
+                    .arg("version")
+                    .stdin(Stdio::null())
+                    .stdout(Stdio::null())
+                    .stderr(Stdio::null());
                 quiet.status().await.is_ok_and(|status| status.success())
             }
         }
@@ -142,7 +148,10 @@ pub async fn build(store: &Store, plan: &Plan, name: &Name, now: Timestamp, job:
             let mut saved = Command::new("docker");
             saved.args(["save", "--output"]).arg(&archive).arg(image_id(&id)?);
             run(saved, job).await?;
-            Source::Archive { path: archive, tag: None }
+            Source::Archive {
+                path: archive,
+                tag: None,
+            }
         }
         Builder::Buildah => {
             let id = out.join("id");
@@ -151,9 +160,15 @@ pub async fn build(store: &Store, plan: &Plan, name: &Name, now: Timestamp, job:
             run(built, job).await?;
             let archive = out.join("image.tar");
             let mut saved = Command::new("buildah");
-            saved.arg("push").arg(image_id(&id)?).arg(format!("oci-archive:{}", archive.display()));
+            saved
+                .arg("push")
+                .arg(image_id(&id)?)
+                .arg(format!("oci-archive:{}", archive.display()));
             run(saved, job).await?;
-            Source::Archive { path: archive, tag: None }
+            Source::Archive {
+                path: archive,
+                tag: None,
+            }
         }
     };
     let (store, name, job) = (store.clone(), name.clone(), job.clone());
@@ -163,7 +178,9 @@ pub async fn build(store: &Store, plan: &Plan, name: &Name, now: Timestamp, job:
         let _scratch = scratch;
         store.import(&source, &options, &name, now, &job)
     });
-    imported.await.map_err(|error| super::Error::store("work")(std::io::Error::other(error)))?
+    imported
+        .await
+        .map_err(|error| super::Error::store("work")(std::io::Error::other(error)))?
 }
 
 async fn choose(plan: &Plan) -> Result<Builder, Error> {
@@ -199,8 +216,9 @@ async fn choose(plan: &Plan) -> Result<Builder, Error> {
 fn config(folder: &Path) -> Result<serde_json::Map<String, serde_json::Value>, super::Error> {
     let path = folder.join("config.json");
     match fs::read(&path) {
-        Ok(bytes) => serde_json::from_slice(&bytes)
-            .map_err(|error| super::Error::format(format!("`{}`", path.display()), error)),
+        Ok(bytes) => {
+            serde_json::from_slice(&bytes).map_err(|error| super::Error::format(format!("`{}`", path.display()), error))
+        }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(serde_json::Map::new()),
         Err(source) => Err(super::Error::Read { path, source }),
     }
@@ -237,8 +255,14 @@ async fn run(mut command: Command, job: &Job) -> Result<(), super::Error> {
     let stderr = std::io::stderr();
     let said = std::os::fd::AsFd::as_fd(&stderr).try_clone_to_owned();
     let said = said.map_err(|error| failed(error.to_string()))?;
-    command.stdin(Stdio::null()).stdout(Stdio::from(said)).process_group(0).kill_on_drop(true);
-    let mut child = command.spawn().map_err(|error| failed(format!("cannot be started: {error}")))?;
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::from(said))
+        .process_group(0)
+        .kill_on_drop(true);
+    let mut child = command
+        .spawn()
+        .map_err(|error| failed(format!("cannot be started: {error}")))?;
     let mut group = Group(child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw));
     let status = tokio::select! {
         status = child.wait() => status.map_err(|error| failed(error.to_string()))?,
@@ -293,7 +317,10 @@ mod tests {
             return false;
         }
         eprintln!("SKIPPED {test}: no mmdebstrap");
-        assert!(std::env::var_os("EXUVIA_REQUIRE_ALL").is_none(), "mmdebstrap is required");
+        assert!(
+            std::env::var_os("EXUVIA_REQUIRE_ALL").is_none(),
+            "mmdebstrap is required"
+        );
         true
     }
 
@@ -302,8 +329,14 @@ mod tests {
         if is_missing("a_folders_script_makes_an_image_with_its_configuration").await {
             return;
         }
-        let folder = folder("mkdir \"$1/r\"; echo \"$EXUVIA_EXTRA_PACKAGES\" > \"$1/r/asked\"; tar -C \"$1/r\" -cf - . | zstd -q -o \"$1/rootfs.tar.zst\"");
-        fs::write(folder.path().join("config.json"), r#"{"Env":["LANG=C.UTF-8"],"Cmd":["sh"]}"#).unwrap();
+        let folder = folder(
+            "mkdir \"$1/r\"; echo \"$EXUVIA_EXTRA_PACKAGES\" > \"$1/r/asked\"; tar -C \"$1/r\" -cf - . | zstd -q -o \"$1/rootfs.tar.zst\"",
+        );
+        fs::write(
+            folder.path().join("config.json"),
+            r#"{"Env":["LANG=C.UTF-8"],"Cmd":["sh"]}"#,
+        )
+        .unwrap();
         let (data, result) = built(&plan(folder.path()), &Job::default()).await;
         let stored = result.unwrap();
         assert_eq!(stored.config.cmd, ["sh"]);
@@ -347,7 +380,8 @@ mod tests {
         let child: u32 = fs::read_to_string(&seen).unwrap().trim().parse().unwrap();
         let is_running = || {
             let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
-            stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
+            stat.rsplit_once(')')
+                .is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
         };
         while is_running() {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;

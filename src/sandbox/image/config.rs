@@ -10,8 +10,22 @@ use super::{Bounds, Digest, Error};
 /// Variables that commands get from the image, below what the caller sets: where the image's own programs are, and in what
 /// language they speak. Never others: what a builder left in an image's environment may be a secret.
 const APPLIED: [&str; 16] = [
-    "CARGO_HOME", "CONDA_PREFIX", "GEM_HOME", "GOPATH", "GOROOT", "JAVA_HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH",
-    "NODE_PATH", "NVM_DIR", "PATH", "PYTHONPATH", "RUSTUP_HOME", "TZ", "VIRTUAL_ENV",
+    "CARGO_HOME",
+    "CONDA_PREFIX",
+    "GEM_HOME",
+    "GOPATH",
+    "GOROOT",
+    "JAVA_HOME",
+    "LANG",
+    "LANGUAGE",
+    "LD_LIBRARY_PATH",
+    "NODE_PATH",
+    "NVM_DIR",
+    "PATH",
+    "PYTHONPATH",
+    "RUSTUP_HOME",
+    "TZ",
+    "VIRTUAL_ENV",
 ];
 /// With one of these before.
 const APPLIED_PREFIX: &str = "LC_";
@@ -100,10 +114,20 @@ mod tests {
 
     #[test]
     fn only_known_variables_are_kept_and_never_the_value_of_others() {
-        let written = ["PATH=/opt/bin:/bin", "LC_ALL=C", "API_KEY=hunter2", "HOME=/root", "LD_PRELOAD=/x", "odd"];
+        let written = [
+            "PATH=/opt/bin:/bin",
+            "LC_ALL=C",
+            "API_KEY=hunter2",
+            "HOME=/root",
+            "LD_PRELOAD=/x",
+            "odd",
+        ];
         let (env, left_out) = environment(&written.map(str::to_owned));
         let kept = [("LC_ALL", "C"), ("PATH", "/opt/bin:/bin")];
-        assert_eq!(env, kept.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+        assert_eq!(
+            env,
+            kept.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
+        );
         assert_eq!(left_out, ["API_KEY", "HOME", "LD_PRELOAD"]);
     }
 

@@ -153,7 +153,14 @@ mod tests {
         let empty = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         assert_eq!(Digest::of(b"").to_string(), empty);
         assert_eq!(empty.parse::<Digest>().unwrap(), Digest::of(b""));
-        for bad in ["", "sha256:", &empty.to_uppercase(), &empty[..70], "sha512:00", "sha256:../../etc"] {
+        for bad in [
+            "",
+            "sha256:",
+            &empty.to_uppercase(),
+            &empty[..70],
+            "sha512:00",
+            "sha256:../../etc",
+        ] {
             assert!(bad.parse::<Digest>().is_err(), "{bad}");
         }
     }

@@ -75,7 +75,11 @@ pub enum Error {
 fn listed(names: &[String]) -> String {
     match names {
         [] => "nothing".to_owned(),
-        names => names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
+        names => names
+            .iter()
+            .map(|name| format!("`{name}`"))
+            .collect::<Vec<_>>()
+            .join(", "),
     }
 }
 
@@ -128,14 +132,22 @@ impl Error {
     /// What to do about it, where there is something.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::NotStored(_) => Some("`exuvia image list` shows what there is; `image import`, `pull` or `build` add to it"),
+            Self::NotStored(_) => {
+                Some("`exuvia image list` shows what there is; `image import`, `pull` or `build` add to it")
+            }
             Self::InUse { .. } => Some("end the sandboxes first, or let `exuvia image gc` remove it later"),
             Self::Several(_) => Some("say which: `layout:DIR:TAG` or `archive:FILE:TAG`"),
-            Self::Platform { .. } => Some("another can be chosen with `--platform linux/ARCH`; it must run on this host"),
-            Self::Digest { .. } | Self::Size { .. } => Some("it was damaged or changed on the way: fetch it again, from a source you trust"),
+            Self::Platform { .. } => {
+                Some("another can be chosen with `--platform linux/ARCH`; it must run on this host")
+            }
+            Self::Digest { .. } | Self::Size { .. } => {
+                Some("it was damaged or changed on the way: fetch it again, from a source you trust")
+            }
             Self::TooLarge { .. } => Some("if you trust it, raise `--max-size`"),
             Self::Bomb { .. } => Some("no honest image packs like this; unpack it elsewhere and look"),
-            Self::Name(_) => Some("names are lower-case words with `.`, `_`, `-` between, parts apart by `/`, and perhaps a `:TAG`"),
+            Self::Name(_) => {
+                Some("names are lower-case words with `.`, `_`, `-` between, parts apart by `/`, and perhaps a `:TAG`")
+            }
             Self::MediaType(_) => Some("images are made of tar layers: plain, gzip or zstd"),
             Self::Registry(error) => error.hint(),
             Self::Build(error) => error.hint(),

@@ -68,7 +68,9 @@ pub struct Job {
 
 impl fmt::Debug for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Job").field("bounds", &self.bounds).finish_non_exhaustive()
+        f.debug_struct("Job")
+            .field("bounds", &self.bounds)
+            .finish_non_exhaustive()
     }
 }
 

@@ -138,10 +138,7 @@ fn role(parts: &[PathBuf], whiteouts: Whiteouts) -> Result<Role<'_>, &'static st
 
 impl Layer<'_> {
     fn entry(&mut self, head: &Head, file: &mut dyn Read) -> Result<(), Error> {
-        let refuse = |why| Error::Entry {
-            name: head.name(),
-            why,
-        };
+        let refuse = |why| Error::Entry { name: head.name(), why };
         let failed = |source: nix::Error| Error::Unpack {
             name: head.name(),
             source: source.into(),
@@ -177,10 +174,7 @@ impl Layer<'_> {
     }
 
     fn make(&mut self, head: &Head, file: &mut dyn Read, parents: &[PathBuf], leaf: &Path) -> Result<(), Error> {
-        let refuse = |why| Error::Entry {
-            name: head.name(),
-            why,
-        };
+        let refuse = |why| Error::Entry { name: head.name(), why };
         let failed = |source: nix::Error| Error::Unpack {
             name: head.name(),
             source: source.into(),

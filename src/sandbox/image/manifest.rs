@@ -73,7 +73,9 @@ impl FromStr for Platform {
                 architecture: architecture.to_owned(),
                 variant: variant.map(str::to_owned),
             }),
-            _ => Err(format!("`{text}` is no platform: write `linux/amd64`, `linux/arm64/v8`")),
+            _ => Err(format!(
+                "`{text}` is no platform: write `linux/amd64`, `linux/arm64/v8`"
+            )),
         }
     }
 }

@@ -13,7 +13,9 @@ use super::{Digest, Error};
 pub struct Name(String);
 
 /// Words that begin another way of naming an image.
-const RESERVED: [&str; 8] = ["host", "rootfs", "tar", "docker", "image", "layout", "archive", "registry"];
+const RESERVED: [&str; 8] = [
+    "host", "rootfs", "tar", "docker", "image", "layout", "archive", "registry",
+];
 const LONGEST: usize = 255;
 
 impl Name {
@@ -43,7 +45,9 @@ fn is_part(part: &str) -> bool {
 fn is_tag(tag: &str) -> bool {
     tag.len() <= 128
         && tag.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '_')
-        && tag.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+        && tag
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
 impl fmt::Display for Name {
@@ -121,8 +125,8 @@ mod tests {
         }
         let long = "a".repeat(256);
         for bad in [
-            "", "/abs", "a//b", "../a", "a/..", ".", "a..b", "-a", "a-", "A", "a:", "a:-x", "a:b:c", "host", "docker:x", "tar:x",
-            "a b", "a\n", "ä", &long,
+            "", "/abs", "a//b", "../a", "a/..", ".", "a..b", "-a", "a-", "A", "a:", "a:-x", "a:b:c", "host",
+            "docker:x", "tar:x", "a b", "a\n", "ä", &long,
         ] {
             assert!(bad.parse::<Name>().is_err(), "{bad:?}");
         }

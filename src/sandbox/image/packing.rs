@@ -33,7 +33,9 @@ impl Packing {
     /// [`Error::MediaType`] for any other, layers that are not to be passed on among them.
     pub fn of_media_type(media_type: &str) -> Result<Self, Error> {
         match media_type {
-            "application/vnd.oci.image.layer.v1.tar" | "application/vnd.docker.image.rootfs.diff.tar" => Ok(Self::Plain),
+            "application/vnd.oci.image.layer.v1.tar" | "application/vnd.docker.image.rootfs.diff.tar" => {
+                Ok(Self::Plain)
+            }
             "application/vnd.oci.image.layer.v1.tar+gzip" | "application/vnd.docker.image.rootfs.diff.tar.gzip" => {
                 Ok(Self::Gzip)
             }
@@ -46,7 +48,11 @@ impl Packing {
 }
 
 /// What is packed in `from`, bounded in its ratio.
-pub(super) fn unpacked<R: Read + 'static>(packing: Packing, from: Hashing<R>, bounds: &Bounds) -> io::Result<Box<dyn Read>> {
+pub(super) fn unpacked<R: Read + 'static>(
+    packing: Packing,
+    from: Hashing<R>,
+    bounds: &Bounds,
+) -> io::Result<Box<dyn Read>> {
     let buffered = BufReader::with_capacity(256 << 10, from.clone());
     let inflated: Box<dyn Read> = match packing {
         Packing::Plain => return Ok(Box::new(buffered)),

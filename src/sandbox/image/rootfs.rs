@@ -43,7 +43,7 @@ pub(super) fn unpacked(path: &Path, data_dir: &Path) -> Result<PathBuf, Error> {
         file.rewind().map_err(failed)?;
         claim.make(|root| unpack(file, root, &job))?;
     }
-    roots.find(&key)?.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))
+    claim.used()
 }
 
 fn unpack(file: impl Read + 'static, root: &Path, job: &Job) -> Result<(), Error> {
@@ -55,7 +55,10 @@ fn unpack(file: impl Read + 'static, root: &Path, job: &Job) -> Result<(), Error
 /// Undoes the compression, told by the first bytes.
 pub(super) fn decoded(mut from: impl Read + 'static, job: &Job) -> Result<Box<dyn Read>, Error> {
     let mut first = Vec::new();
-    Read::by_ref(&mut from).take(6).read_to_end(&mut first).map_err(Error::tar)?;
+    Read::by_ref(&mut from)
+        .take(6)
+        .read_to_end(&mut first)
+        .map_err(Error::tar)?;
     let packing = Packing::of_bytes(&first);
     let whole = Hashing::new(io::Cursor::new(first).chain(from));
     packing::unpacked(packing, whole, &job.bounds).map_err(Error::tar)

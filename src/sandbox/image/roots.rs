@@ -97,7 +97,10 @@ impl Roots {
         let images = data_dir.join("images");
         let make = || {
             fs::create_dir_all(&images)?;
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(images.join("locks"))
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(images.join("locks"))
         };
         make().map_err(Error::store("make a directory"))?;
         Ok(Self { images })
@@ -118,8 +121,7 @@ impl Roots {
             return Ok(None);
         }
         let held = wait(self.lock_file(key)?, FlockArg::LockSharedNonblock, &Job::default())?;
-        let now = TimeSpec::UTIME_NOW;
-        futimens(&*held, &now, &now).map_err(|error| Error::store("mark an image as used")(error.into()))?;
+        mark(&held, TimeSpec::UTIME_NOW)?;
         // It may have been removed before the lock was ours.
         Ok(home.is_dir().then_some(home))
     }
@@ -142,7 +144,10 @@ impl Roots {
         let Ok(held) = Flock::lock(self.lock_file(key)?, FlockArg::LockExclusiveNonblock) else {
             return Ok(None);
         };
-        let used = held.metadata().and_then(|about| about.modified()).map_err(Error::store("read a lock"))?;
+        let used = held
+            .metadata()
+            .and_then(|about| about.modified())
+            .map_err(Error::store("read a lock"))?;
         let used = used.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let claim = Claim {
             roots: self.clone(),
@@ -160,14 +165,21 @@ impl Roots {
 
     /// Guards names and records. Held for moments only.
     pub fn lock(&self) -> Result<Flock<File>, Error> {
-        wait(open_lock(&self.images.join("lock"))?, FlockArg::LockExclusiveNonblock, &Job::default())
+        wait(
+            open_lock(&self.images.join("lock"))?,
+            FlockArg::LockExclusiveNonblock,
+            &Job::default(),
+        )
     }
 
     pub fn scratch(&self) -> Result<Scratch, Error> {
         let _alone = self.lock()?;
         self.sweep().map_err(Error::store("sweep"))?;
         let make = || {
-            let path = tempfile::Builder::new().prefix(SCRATCH).tempdir_in(&self.images)?.keep();
+            let path = tempfile::Builder::new()
+                .prefix(SCRATCH)
+                .tempdir_in(&self.images)?
+                .keep();
             let held = Flock::lock(File::open(&path)?, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| error)?;
             Ok(Scratch { path, _held: held })
         };
@@ -209,9 +221,14 @@ impl Claim {
             .and_then(|()| File::open(&self.roots.images)?.sync_all())
             .map_err(Error::store("show an image"))?;
         // Made, and not looked up yet.
-        let never = TimeSpec::new(0, 0);
-        futimens(&*self.held, &never, &never).map_err(|error| Error::store("mark an image")(error.into()))?;
+        mark(&self.held, TimeSpec::new(0, 0))?;
         Ok(filled)
+    }
+
+    /// Where the root is; marks it as used just now.
+    pub fn used(self) -> Result<PathBuf, Error> {
+        mark(&self.held, TimeSpec::UTIME_NOW)?;
+        Ok(self.roots.home(&self.key))
     }
 
     /// Removes the root; out of sight in one step.
@@ -225,6 +242,11 @@ impl Claim {
         drop(self.held);
         Ok(())
     }
+}
+
+/// The time of a lock is that of the last look-up.
+fn mark(lock: &File, time: TimeSpec) -> Result<(), Error> {
+    futimens(lock, &time, &time).map_err(|error| Error::store("mark an image as used")(error.into()))
 }
 
 fn open_lock(path: &Path) -> Result<File, Error> {

@@ -104,7 +104,9 @@ fn head<R: Read>(entry: &tar::Entry<'_, R>, kind: EntryType, extended: Extended)
     let header = entry.header();
     let mut head = Head {
         path: extended.path.unwrap_or_else(|| header.path_bytes().into_owned()),
-        link: extended.link.or_else(|| header.link_name_bytes().map(|name| name.into_owned())),
+        link: extended
+            .link
+            .or_else(|| header.link_name_bytes().map(|name| name.into_owned())),
         kind,
         mode: header.mode().unwrap_or(0o644) & 0o777,
         modified: header.mtime().unwrap_or_default(),
@@ -136,10 +138,7 @@ fn head<R: Read>(entry: &tar::Entry<'_, R>, kind: EntryType, extended: Extended)
 const SPARSE: &str = "is a sparse file: make the tar without `--sparse`";
 
 fn refused(head: &Head, why: &'static str) -> Error {
-    Error::Entry {
-        name: head.name(),
-        why,
-    }
+    Error::Entry { name: head.name(), why }
 }
 
 fn extension<R: Read>(entry: &mut tar::Entry<'_, R>) -> Result<Vec<u8>, Error> {
@@ -187,7 +186,16 @@ mod tests {
         let (key, value, rest) = record(two).unwrap();
         assert_eq!((key, value), (b"path".as_slice(), b"a\nb".as_slice()));
         assert_eq!(rest, b"11 mtime=5\n".as_slice());
-        for bad in ["", "x", "5 a=b\n", "999 a=b\n", "0 a=b\n", "6 a=b ", "6 abc\n", "-6 a=b\n"] {
+        for bad in [
+            "",
+            "x",
+            "5 a=b\n",
+            "999 a=b\n",
+            "0 a=b\n",
+            "6 a=b ",
+            "6 abc\n",
+            "-6 a=b\n",
+        ] {
             assert!(record(bad.as_bytes()).is_none(), "{bad}");
         }
         assert_eq!(seconds(b"1700000000.25"), Some(1_700_000_000));

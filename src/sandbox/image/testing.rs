@@ -68,7 +68,10 @@ impl Image {
 
     /// Of tars, which are packed with gzip.
     pub fn new(layers: &[Vec<u8>]) -> Self {
-        Self::with(layers, json!({ "Env": ["PATH=/opt/bin:/bin", "TOKEN=hunter2"], "Cmd": ["sh"] }))
+        Self::with(
+            layers,
+            json!({ "Env": ["PATH=/opt/bin:/bin", "TOKEN=hunter2"], "Cmd": ["sh"] }),
+        )
     }
 
     pub fn with(layers: &[Vec<u8>], config: serde_json::Value) -> Self {
@@ -78,9 +81,7 @@ impl Image {
         let config = json!({ "architecture": platform.architecture, "os": "linux", "config": config,
             "rootfs": { "type": "layers", "diff_ids": diff_ids } });
         let config = config.to_string().into_bytes();
-        let place = |media_type: &str, bytes: &[u8]| {
-            json!({ "mediaType": media_type, "digest": Digest::of(bytes), "size": bytes.len() })
-        };
+        let place = |media_type: &str, bytes: &[u8]| json!({ "mediaType": media_type, "digest": Digest::of(bytes), "size": bytes.len() });
         let manifest = json!({
             "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
             "config": place("application/vnd.oci.image.config.v1+json", &config),

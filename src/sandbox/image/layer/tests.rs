@@ -65,7 +65,10 @@ fn refusal(layers: impl IntoIterator<Item = Tar>) -> String {
 #[test]
 fn names_that_climb_are_refused() {
     for name in ["../escaped", "a/../../escaped", "/../escaped"] {
-        assert_eq!(refusal([Tar::new().file(name, "x")]), format!("entry `{name}` leads out of the image"));
+        assert_eq!(
+            refusal([Tar::new().file(name, "x")]),
+            format!("entry `{name}` leads out of the image")
+        );
     }
 }
 
@@ -90,10 +93,14 @@ fn symlinks_cannot_lead_out_within_a_layer_or_from_an_earlier_one() {
 
 #[test]
 fn a_chain_of_links_and_a_circle_stay_inside() {
-    let chain = Tar::new().symlink("a", "b").symlink("b", "/c").dir("c").file("a/x", "1");
+    let chain = Tar::new()
+        .symlink("a", "b")
+        .symlink("b", "/c")
+        .dir("c")
+        .file("a/x", "1");
     assert_eq!(tree([chain]), ["a -> b", "b -> /c", "c/", "c/x = 1"]);
     let circle = Tar::new().symlink("a", "b").symlink("b", "a").file("a/x", "1");
-    assert!(refusal([circle]).contains("ELOOP"));
+    assert!(refusal([circle]).contains("symbolic links"));
 }
 
 #[test]
@@ -107,7 +114,10 @@ fn hard_links_reach_earlier_layers_and_never_the_host() {
     let both = tree([Tar::new().file("a", "1"), Tar::new().link("b", "a").link("c/d", "./b")]);
     assert_eq!(both, ["a = 1", "b = 1", "c/", "c/d = 1"]);
     assert!(refusal([Tar::new().link("stolen", "/etc/passwd")]).starts_with("cannot unpack `stolen`"));
-    assert_eq!(refusal([Tar::new().link("stolen", "../../etc/passwd")]), "entry `stolen` is a hard link out of the image");
+    assert_eq!(
+        refusal([Tar::new().link("stolen", "../../etc/passwd")]),
+        "entry `stolen` is a hard link out of the image"
+    );
     // Through a link: a path of the image again.
     let sly = Tar::new().symlink("etc", "/../../../etc").link("stolen", "etc/passwd");
     assert!(refusal([sly]).starts_with("cannot unpack `stolen`"));
@@ -150,7 +160,10 @@ fn devices_set_id_bits_owners_and_capabilities_are_dropped() {
         let path = around.root().join(name);
         let found = fs::metadata(&path).unwrap();
         let own = nix::unistd::geteuid().as_raw();
-        assert_eq!((found.mode() & 0o7777, found.uid(), found.mtime()), (0o755, own, 1_000_000_000));
+        assert_eq!(
+            (found.mode() & 0o7777, found.uid(), found.mtime()),
+            (0o755, own, 1_000_000_000)
+        );
         assert_eq!(attributes(&path), 0);
     }
 }
@@ -166,8 +179,18 @@ fn attributes(path: &Path) -> isize {
 
 #[test]
 fn a_whiteout_hides_what_lower_layers_have() {
-    let lower = || Tar::new().file("a/x", "1").file("a/y", "2").file("b", "3").symlink("c", "b");
-    let upper = Tar::new().file("a/.wh.x", "").file(".wh.c", "").file(".wh.missing", "").file("gone/.wh.x", "");
+    let lower = || {
+        Tar::new()
+            .file("a/x", "1")
+            .file("a/y", "2")
+            .file("b", "3")
+            .symlink("c", "b")
+    };
+    let upper = Tar::new()
+        .file("a/.wh.x", "")
+        .file(".wh.c", "")
+        .file(".wh.missing", "")
+        .file("gone/.wh.x", "");
     assert_eq!(tree([lower(), upper]), ["a/", "a/y = 2", "b = 3"]);
     // A whole directory; the link itself, not what it leads to.
     assert_eq!(tree([lower(), Tar::new().file(".wh.a", "")]), ["b = 3", "c -> b"]);
@@ -177,12 +200,24 @@ fn a_whiteout_hides_what_lower_layers_have() {
 fn a_whiteout_hides_nothing_of_its_own_layer_wherever_it_stands() {
     let lower = || Tar::new().file("a/old", "1").file("a/b/old", "1").file("f", "old");
     let wanted = ["a/", "a/b/", "a/b/new = 2", "f = new"];
-    let before = Tar::new().file("a/.wh..wh..opq", "").file("a/b/new", "2").file(".wh.f", "").file("f", "new");
-    let after = Tar::new().file("a/b/new", "2").file("a/.wh..wh..opq", "").file("f", "new").file(".wh.f", "");
+    let before = Tar::new()
+        .file("a/.wh..wh..opq", "")
+        .file("a/b/new", "2")
+        .file(".wh.f", "")
+        .file("f", "new");
+    let after = Tar::new()
+        .file("a/b/new", "2")
+        .file("a/.wh..wh..opq", "")
+        .file("f", "new")
+        .file(".wh.f", "");
     assert_eq!(tree([lower(), before]), wanted);
     assert_eq!(tree([lower(), after]), wanted);
     // The whole directory hidden, and made anew in the same layer.
-    let anew = Tar::new().dir("a").file("a/new", "2").file(".wh.a", "").file(".wh.f", "");
+    let anew = Tar::new()
+        .dir("a")
+        .file("a/new", "2")
+        .file(".wh.a", "")
+        .file(".wh.f", "");
     assert_eq!(tree([lower(), anew]), ["a/", "a/new = 2"]);
 }
 
@@ -201,15 +236,28 @@ fn an_opaque_root_hides_everything_below() {
 #[test]
 fn whiteouts_of_no_name_and_in_odd_places_are_refused_or_do_nothing() {
     for name in [".wh.", ".wh..", ".wh...", "a/.wh.."] {
-        assert_eq!(refusal([Tar::new().file(name, "")]), format!("entry `{name}` is a whiteout of no name"));
+        assert_eq!(
+            refusal([Tar::new().file(name, "")]),
+            format!("entry `{name}` is a whiteout of no name")
+        );
     }
-    assert_eq!(refusal([Tar::new().file(".wh.a/b", "")]), "entry `.wh.a/b` lies below a whiteout");
+    assert_eq!(
+        refusal([Tar::new().file(".wh.a/b", "")]),
+        "entry `.wh.a/b` lies below a whiteout"
+    );
     // Notes of an old union file system.
-    let notes = Tar::new().file(".wh..wh.aufs", "").dir(".wh..wh.plnk").file(".wh..wh.plnk/1.2", "").file("a", "1");
+    let notes = Tar::new()
+        .file(".wh..wh.aufs", "")
+        .dir(".wh..wh.plnk")
+        .file(".wh..wh.plnk/1.2", "")
+        .file("a", "1");
     assert_eq!(tree([notes]), ["a = 1"]);
     // Through a link: only what lies in the image.
     let lower = Tar::new().symlink("out", "/").file("kept", "1").file("hit", "2");
-    assert_eq!(tree([lower, Tar::new().file("out/.wh.hit", "")]), ["kept = 1", "out -> /"]);
+    assert_eq!(
+        tree([lower, Tar::new().file("out/.wh.hit", "")]),
+        ["kept = 1", "out -> /"]
+    );
 }
 
 #[test]
@@ -230,7 +278,10 @@ fn files_and_directories_give_way_to_each_other() {
     assert_eq!(dir_over_file, ["a/", "a/x = 2"]);
     let dir_over_dir = tree([Tar::new().file("a/x", "1"), Tar::new().dir("a").file("a/y", "2")]);
     assert_eq!(dir_over_dir, ["a/", "a/x = 1", "a/y = 2"]);
-    let dir_over_link = tree([Tar::new().symlink("a", "b").file("b/x", "1"), Tar::new().dir("a").file("a/y", "2")]);
+    let dir_over_link = tree([
+        Tar::new().symlink("a", "b").file("b/x", "1"),
+        Tar::new().dir("a").file("a/y", "2"),
+    ]);
     assert_eq!(dir_over_link, ["a/", "a/y = 2", "b/", "b/x = 1"]);
     let link_over_dir = tree([Tar::new().file("a/x", "1"), Tar::new().symlink("a", "b")]);
     assert_eq!(link_over_dir, ["a -> b"]);
@@ -354,5 +405,8 @@ fn a_cancelled_job_stops_within_a_layer() {
     let mut unpacking = Unpacking::new(&around.root(), &job).unwrap();
     job.cancel.cancel();
     let tar = Tar::new().file("a", "1").bytes();
-    assert!(matches!(unpacking.layer(tar.as_slice(), Whiteouts::Apply), Err(Error::Cancelled)));
+    assert!(matches!(
+        unpacking.layer(tar.as_slice(), Whiteouts::Apply),
+        Err(Error::Cancelled)
+    ));
 }

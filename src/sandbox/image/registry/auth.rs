@@ -65,7 +65,10 @@ pub(super) fn wanted(challenges: &[&str]) -> Result<Wanted, String> {
         let challenge = challenge.map_err(|error| error.to_string())?;
         if challenge.scheme.eq_ignore_ascii_case("bearer") {
             let value = |wanted: &str| {
-                let mut found = challenge.params.iter().filter(|(name, _)| name.eq_ignore_ascii_case(wanted));
+                let mut found = challenge
+                    .params
+                    .iter()
+                    .filter(|(name, _)| name.eq_ignore_ascii_case(wanted));
                 found.next().map(|(_, value)| value.to_unescaped())
             };
             let realm = value("realm").ok_or("it names no token service")?;
@@ -100,7 +103,9 @@ pub(super) fn token(bytes: &[u8]) -> Result<Grant, String> {
     // Without what is wrong with it: that text would hold the token.
     let answer: Answer = serde_json::from_slice(bytes).map_err(|_| "its token service answers no token".to_owned())?;
     let token = answer.token.or(answer.access_token);
-    token.map(Grant::Bearer).ok_or_else(|| "its token service answers no token".to_owned())
+    token
+        .map(Grant::Bearer)
+        .ok_or_else(|| "its token service answers no token".to_owned())
 }
 
 #[cfg(test)]

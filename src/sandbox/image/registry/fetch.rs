@@ -66,6 +66,10 @@ impl<'a> Session<'a> {
         if options.plain_http && !is_loopback(&base) {
             return Err(Error::PlainHttp(registry));
         }
+        // Once for the whole process; whoever comes second finds it in place.
+        if rustls::crypto::CryptoProvider::get_default().is_none() {
+            let _ = rustls::crypto::ring::default_provider().install_default();
+        }
         let plain = options.plain_http;
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("exuvia/", env!("CARGO_PKG_VERSION")))
@@ -198,7 +202,11 @@ impl<'a> Session<'a> {
     }
 
     /// Tries again what may go better next time.
-    async fn persistently<T>(&self, what: &str, attempt: impl AsyncFn() -> Result<T, Failure>) -> Result<T, image::Error> {
+    async fn persistently<T>(
+        &self,
+        what: &str,
+        attempt: impl AsyncFn() -> Result<T, Failure>,
+    ) -> Result<T, image::Error> {
         let patience = &self.options.patience;
         let mut pause = patience.pause;
         for left in (0..patience.attempts).rev() {
@@ -292,7 +300,10 @@ impl<'a> Session<'a> {
                     status: code,
                 };
                 if matches!(code, 408 | 429 | 500 | 502 | 503 | 504) {
-                    let wait = response.headers().get(RETRY_AFTER).and_then(|wait| wait.to_str().ok()?.parse().ok());
+                    let wait = response
+                        .headers()
+                        .get(RETRY_AFTER)
+                        .and_then(|wait| wait.to_str().ok()?.parse().ok());
                     Err(Failure::Again(error, wait.map(Duration::from_secs)))
                 } else {
                     Err(error.into())

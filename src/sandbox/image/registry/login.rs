@@ -21,7 +21,10 @@ pub enum Login {
     Anonymous,
     /// `auths` of a Docker configuration. Its helpers are programs, which are not run.
     DockerConfig(PathBuf),
-    Password { name: String, password: CredentialRef },
+    Password {
+        name: String,
+        password: CredentialRef,
+    },
     Token(CredentialRef),
 }
 
@@ -61,7 +64,8 @@ impl Login {
             registry: registry.to_owned(),
             why,
         };
-        let resolved = |reference: &CredentialRef| reference.resolve().map_err(|error| failed(crate::error::chain(&error)));
+        let resolved =
+            |reference: &CredentialRef| reference.resolve().map_err(|error| failed(crate::error::chain(&error)));
         match self {
             Self::Anonymous => Ok(None),
             Self::Password { name, password } => Ok(Some(Credentials::Password(name.clone(), resolved(password)?))),
@@ -83,9 +87,18 @@ fn is_of(key: &str, registry: &str) -> bool {
 
 fn of_config(text: &str, registry: &str) -> Result<Option<Credentials>, String> {
     // Without what is wrong with it: that text would hold secrets.
-    let config: DockerConfig = serde_json::from_str(text).map_err(|_| "the file is no Docker configuration".to_owned())?;
-    let entry = config.auths.into_iter().find(|(key, _)| is_of(key, registry)).map(|(_, entry)| entry);
-    let helper = config.cred_helpers.iter().find(|(key, _)| is_of(key, registry)).map(|(_, helper)| helper);
+    let config: DockerConfig =
+        serde_json::from_str(text).map_err(|_| "the file is no Docker configuration".to_owned())?;
+    let entry = config
+        .auths
+        .into_iter()
+        .find(|(key, _)| is_of(key, registry))
+        .map(|(_, entry)| entry);
+    let helper = config
+        .cred_helpers
+        .iter()
+        .find(|(key, _)| is_of(key, registry))
+        .map(|(_, helper)| helper);
     let Some(entry) = entry else {
         return match helper {
             Some(helper) => Err(only_helper(helper)),
@@ -108,7 +121,10 @@ fn of_config(text: &str, registry: &str) -> Result<Option<Credentials>, String> 
     let bytes = Zeroizing::new(STANDARD.decode(auth.expose_secret()).map_err(|_| nonsense())?);
     let pair = std::str::from_utf8(&bytes).map_err(|_| nonsense())?;
     let (name, password) = pair.split_once(':').ok_or_else(nonsense)?;
-    Ok(Some(Credentials::Password(name.to_owned(), SecretString::from(password))))
+    Ok(Some(Credentials::Password(
+        name.to_owned(),
+        SecretString::from(password),
+    )))
 }
 
 fn only_helper(helper: &str) -> String {
@@ -134,7 +150,11 @@ mod tests {
         assert_eq!(password(text, "r.example"), pair("me", "hunter2"));
         assert_eq!(password(text, "docker.io"), pair("token", "t"));
         assert_eq!(password(text, "other.r.example"), Ok(None));
-        assert!(password(text, "h.example").unwrap_err().contains("docker-credential-pass"));
+        assert!(
+            password(text, "h.example")
+                .unwrap_err()
+                .contains("docker-credential-pass")
+        );
         let broken = r#"{"auths":{"r.example":{"auth":["hunter2"]}}}"#;
         assert!(!password(broken, "r.example").unwrap_err().contains("hunter2"));
     }

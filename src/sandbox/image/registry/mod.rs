@@ -64,11 +64,7 @@ pub enum Error {
         after: Duration,
     },
     #[error("registry `{registry}` sends more than {limit} bytes as {what}")]
-    TooMuch {
-        registry: String,
-        what: String,
-        limit: u64,
-    },
+    TooMuch { registry: String, what: String, limit: u64 },
     #[error("the pull took longer than {} s", .0.as_secs_f32())]
     Deadline(Duration),
     #[error("the way in to registry `{registry}` makes no sense: {why}")]
@@ -80,7 +76,9 @@ pub enum Error {
 impl Error {
     pub fn kind(&self) -> Kind {
         match self {
-            Self::Reference { .. } | Self::TooMuch { .. } | Self::Challenge { .. } | Self::Login { .. } => Kind::Invalid,
+            Self::Reference { .. } | Self::TooMuch { .. } | Self::Challenge { .. } | Self::Login { .. } => {
+                Kind::Invalid
+            }
             Self::PlainHttp(_) | Self::Denied { .. } => Kind::Denied,
             Self::NotFound { .. } => Kind::NotFound,
             Self::Status { .. } | Self::Transport { .. } => Kind::Unavailable,
@@ -90,11 +88,15 @@ impl Error {
 
     pub(super) fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Denied { .. } => Some("name a login: `--docker-config FILE`, or `--username NAME --password-from env:NAME`"),
+            Self::Denied { .. } => {
+                Some("name a login: `--docker-config FILE`, or `--username NAME --password-from env:NAME`")
+            }
             Self::PlainHttp(_) => Some("leave out `--plain-http`; a registry of your network needs a certificate"),
             Self::NotFound { .. } => Some("check the name and the tag; private images look as if they were not there"),
             Self::Deadline(_) => Some("give it more time with `--timeout`"),
-            Self::Transport { .. } | Self::Stalled { .. } => Some("check network, proxy variables and certificates, and try again"),
+            Self::Transport { .. } | Self::Stalled { .. } => {
+                Some("check network, proxy variables and certificates, and try again")
+            }
             Self::Reference { .. } => Some("write `REGISTRY/REPOSITORY:TAG` or `REGISTRY/REPOSITORY@sha256:…`"),
             Self::Status { .. } | Self::TooMuch { .. } | Self::Challenge { .. } | Self::Login { .. } => None,
         }

@@ -22,5 +22,8 @@ fn a_hostile_tar_leaves_nothing_behind() {
     let tar = data.path().join("image.tar");
     fs::write(&tar, Tar::new().file("good", "x").file("../bad", "x").bytes()).unwrap();
     assert!(unpacked(&tar, data.path()).is_err());
-    assert_eq!(super::super::names(&data.path().join("images")).unwrap(), ["lock", "locks"]);
+    assert_eq!(
+        super::super::names(&data.path().join("images")).unwrap(),
+        ["lock", "locks"]
+    );
 }

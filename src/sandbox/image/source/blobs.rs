@@ -30,7 +30,10 @@ pub(in crate::sandbox::image) enum Blobs {
 
 #[derive(Debug, Clone)]
 pub(in crate::sandbox::image) enum Member {
-    At { offset: u64, size: u64 },
+    At {
+        offset: u64,
+        size: u64,
+    },
     /// Of the same archive.
     Link(String),
 }
@@ -59,7 +62,12 @@ impl Blobs {
         if Packing::of_bytes(&first[..got]) != Packing::Plain {
             let spool = scratch.path().join("archive.tar");
             let mut options = File::options();
-            let mut into = options.read(true).write(true).create_new(true).open(spool).map_err(failed)?;
+            let mut into = options
+                .read(true)
+                .write(true)
+                .create_new(true)
+                .open(spool)
+                .map_err(failed)?;
             let mut from = job.reader(rootfs::decoded(file, job)?).take(job.bounds.bytes + 1);
             if io::copy(&mut from, &mut into).map_err(Error::tar)? > job.bounds.bytes {
                 return Err(Error::TooLarge {
@@ -138,10 +146,12 @@ impl Blobs {
             return Err(too_large);
         }
         let mut bytes = Vec::new();
-        from.take(Bounds::DOCUMENT).read_to_end(&mut bytes).map_err(|source| Error::Read {
-            path: name.into(),
-            source,
-        })?;
+        from.take(Bounds::DOCUMENT)
+            .read_to_end(&mut bytes)
+            .map_err(|source| Error::Read {
+                path: name.into(),
+                source,
+            })?;
         Ok(bytes)
     }
 }
@@ -173,10 +183,7 @@ fn members(file: &Arc<File>, job: &Job) -> Result<HashMap<String, Member>, Error
     let mut members = HashMap::new();
     let mut tally = Tally::new(job.bounds);
     tape::each(io::BufReader::new(whole), &mut tally, job, |head, _| {
-        let refuse = |why| Error::Entry {
-            name: head.name(),
-            why,
-        };
+        let refuse = |why| Error::Entry { name: head.name(), why };
         let parts = place::parts(&head.path).ok_or_else(|| refuse("leads out of the archive"))?;
         let name = joined(&parts);
         let member = match head.kind {

@@ -48,14 +48,21 @@ pub(super) fn open(blobs: Blobs, tag: Option<&str>, platform: &Platform) -> Resu
     let digest = Digest::of(&config);
     // The file bears its digest, in either of two forms.
     let bare = saved.config.strip_suffix(".json").unwrap_or(&saved.config);
-    let named = bare.rsplit('/').next().and_then(|hex| format!("sha256:{hex}").parse::<Digest>().ok());
+    let named = bare
+        .rsplit('/')
+        .next()
+        .and_then(|hex| format!("sha256:{hex}").parse::<Digest>().ok());
     named
         .ok_or_else(|| Error::format(WHAT, "its configuration bears no digest"))?
         .check("the image's configuration", digest.clone())?;
     let whole = Whole::read(&config)?;
     platform.check(&whole)?;
     if saved.layers.len() != whole.diff_ids.len() {
-        let why = format!("it has {} layers, and its configuration {}", saved.layers.len(), whole.diff_ids.len());
+        let why = format!(
+            "it has {} layers, and its configuration {}",
+            saved.layers.len(),
+            whole.diff_ids.len()
+        );
         return Err(Error::format(WHAT, why));
     }
     let layer = |(blob, diff_id): (&String, &Digest)| Layer {

@@ -20,7 +20,10 @@ pub(super) fn open(blobs: Blobs, tag: Option<&str>, platform: &Platform) -> Resu
     }
     let header: Header = serde_json::from_slice(&header).map_err(|error| Error::format("`oci-layout`", error))?;
     if header.image_layout_version != "1.0.0" {
-        return Err(Error::format("`oci-layout`", format!("version `{}`", header.image_layout_version)));
+        return Err(Error::format(
+            "`oci-layout`",
+            format!("version `{}`", header.image_layout_version),
+        ));
     }
     let index = blobs.document("index.json")?;
     let index: ImageIndex = serde_json::from_slice(&index).map_err(|error| Error::format("`index.json`", error))?;
@@ -39,7 +42,9 @@ fn select(index: &ImageIndex, tag: Option<&str>, platform: &Platform) -> Result<
         NAMES.iter().filter_map(|name| notes.get(*name).cloned()).collect()
     };
     let named: Vec<&Descriptor> = manifest::images(index)
-        .filter(|descriptor| tag.is_none_or(|tag| names(descriptor).iter().any(|name| super::docker::is_named(name, tag))))
+        .filter(|descriptor| {
+            tag.is_none_or(|tag| names(descriptor).iter().any(|name| super::docker::is_named(name, tag)))
+        })
         .collect();
     let every = || -> Vec<String> {
         let all = manifest::images(index).map(|descriptor| {

@@ -91,7 +91,10 @@ fn tagged(text: &str) -> (PathBuf, Option<String>) {
     let ends = text.match_indices(':').map(|(at, _)| at).rev();
     for at in ends {
         if Path::new(&text[..at]).exists() {
-            return (text[..at].into(), Some(text[at + 1..].to_owned()).filter(|tag| !tag.is_empty()));
+            return (
+                text[..at].into(),
+                Some(text[at + 1..].to_owned()).filter(|tag| !tag.is_empty()),
+            );
         }
     }
     (text.into(), None)

@@ -60,7 +60,12 @@ pub(super) fn directory(path: &Path, config: &Value, scratch: &Scratch, job: &Jo
 }
 
 /// What it is and when it was changed; neither owners nor what only this host has.
-fn append<W: io::Write>(tar: &mut tar::Builder<W>, source: &Path, name: &Path, waiting: &mut Vec<PathBuf>) -> io::Result<()> {
+fn append<W: io::Write>(
+    tar: &mut tar::Builder<W>,
+    source: &Path,
+    name: &Path,
+    waiting: &mut Vec<PathBuf>,
+) -> io::Result<()> {
     let about = fs::symlink_metadata(source)?;
     let mut header = tar::Header::new_gnu();
     header.set_mode(about.mode() & 0o777);

@@ -76,7 +76,14 @@ impl Store {
     }
 
     /// Adds an image under a name, which may have meant another until now. Unpacks it unless that was done before.
-    pub fn import(&self, source: &Source, options: &Options, name: &Name, now: Timestamp, job: &Job) -> Result<Stored, Error> {
+    pub fn import(
+        &self,
+        source: &Source,
+        options: &Options,
+        name: &Name,
+        now: Timestamp,
+        job: &Job,
+    ) -> Result<Stored, Error> {
         let scratch = self.roots.scratch()?;
         let config = serde_json::Value::Object(options.config.clone());
         let (found, blobs) = source.open(&options.platform, &config, &scratch, job)?;
@@ -124,8 +131,13 @@ impl Store {
             created_at: now,
         };
         let _alone = self.roots.lock()?;
-        replace(&self.record(&stored.digest), &serde_json::to_vec_pretty(&stored).map_err(io::Error::from).map_err(Error::store("write a record"))?)
-            .map_err(Error::store("write a record"))?;
+        replace(
+            &self.record(&stored.digest),
+            &serde_json::to_vec_pretty(&stored)
+                .map_err(io::Error::from)
+                .map_err(Error::store("write a record"))?,
+        )
+        .map_err(Error::store("write a record"))?;
         names::change(self.roots.images(), |names| {
             names.insert(name.clone(), stored.digest.clone());
         })?;
@@ -134,7 +146,10 @@ impl Store {
     }
 
     fn record(&self, digest: &Digest) -> PathBuf {
-        self.roots.images().join("records").join(format!("{}.json", digest.hex()))
+        self.roots
+            .images()
+            .join("records")
+            .join(format!("{}.json", digest.hex()))
     }
 
     /// What is known of the image with this digest.
@@ -146,7 +161,10 @@ impl Store {
                 if stored.format_version == FORMAT_VERSION {
                     Ok(Some(stored))
                 } else {
-                    let why = format!("format version {}, and this program knows {FORMAT_VERSION}", stored.format_version);
+                    let why = format!(
+                        "format version {}, and this program knows {FORMAT_VERSION}",
+                        stored.format_version
+                    );
                     Err(Error::format(format!("the record of `{digest}`"), why))
                 }
             }
@@ -157,7 +175,9 @@ impl Store {
 
     fn records(&self) -> Result<Vec<Stored>, Error> {
         let names = super::names(&self.roots.images().join("records")).map_err(Error::store("list the records"))?;
-        let digests = names.iter().filter_map(|name| format!("sha256:{}", name.strip_suffix(".json")?).parse().ok());
+        let digests = names
+            .iter()
+            .filter_map(|name| format!("sha256:{}", name.strip_suffix(".json")?).parse().ok());
         let mut records = Vec::new();
         for digest in digests.collect::<Vec<Digest>>() {
             records.extend(self.by_digest(&digest)?);
@@ -184,7 +204,9 @@ impl Store {
         let missing = || Error::NotStored(image.to_string());
         let digest = match &image.digest {
             Some(digest) => digest.clone(),
-            None => names::read(self.roots.images())?.remove(&image.name).ok_or_else(missing)?,
+            None => names::read(self.roots.images())?
+                .remove(&image.name)
+                .ok_or_else(missing)?,
         };
         self.by_digest(&digest)?.ok_or_else(missing)
     }
