@@ -160,7 +160,7 @@ pub(super) struct Found {
 
 /// A document: an index leads to manifests, a manifest to one image.
 pub(super) enum Document {
-    Index(ImageIndex),
+    Index(Box<ImageIndex>),
     Manifest(Box<ImageManifest>),
 }
 
@@ -271,7 +271,7 @@ pub(super) fn found(
         let place = Place::of(descriptor)?;
         Ok(Layer {
             blob: blob(&place.digest),
-            packing: Some(Packing::of_media_type(&descriptor.media_type().to_string())?),
+            packing: Some(Packing::of_media_type(descriptor.media_type().as_ref())?),
             place: Some(place),
             diff_id: diff_id.clone(),
         })

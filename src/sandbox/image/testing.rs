@@ -55,6 +55,9 @@ pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     gzip.finish().unwrap()
 }
 
+/// Names and contents.
+pub type Files = Vec<(String, Vec<u8>)>;
+
 /// A whole image in memory: documents and layers by digest.
 pub struct Image {
     pub manifest: Vec<u8>,
@@ -103,7 +106,7 @@ impl Image {
     }
 
     /// The files of a layout with this image under `tag`.
-    pub fn layout(&self, tag: &str) -> Vec<(String, Vec<u8>)> {
+    pub fn layout(&self, tag: &str) -> Files {
         let index = json!({ "schemaVersion": 2, "manifests": [{
             "mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": self.digest(),
             "size": self.manifest.len(), "annotations": { "org.opencontainers.image.ref.name": tag } }] });

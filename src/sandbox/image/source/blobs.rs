@@ -38,6 +38,9 @@ pub(in crate::sandbox::image) enum Member {
     Link(String),
 }
 
+/// The bytes of a file, and how many there are.
+pub(in crate::sandbox::image) type Opened = (Box<dyn Read>, u64);
+
 /// Links that are followed in an archive, one after the other.
 const LINKS: usize = 8;
 
@@ -87,7 +90,7 @@ impl Blobs {
     }
 
     /// Opens a file, and tells its length.
-    pub fn open(&self, name: &str) -> Result<Option<(Box<dyn Read>, u64)>, Error> {
+    pub fn open(&self, name: &str) -> Result<Option<Opened>, Error> {
         let failed = |source: io::Error| Error::Read {
             path: name.into(),
             source,

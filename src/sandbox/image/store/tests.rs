@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::json;
 
 use super::*;
-use crate::sandbox::image::testing::{self, Image, Tar, archived};
+use crate::sandbox::image::testing::{self, Files, Image, Tar, archived};
 use crate::sandbox::image::{Removed, hold, resolve};
 use crate::sandbox::{Error as SandboxError, ImageRef};
 
@@ -125,7 +125,7 @@ fn a_layout_and_its_archives_are_one_image() {
 }
 
 /// What `docker save` wrote in its first form, with a link where two layers are the same.
-fn saved(image: &Image, layers: &[Vec<u8>], tags: &[&str]) -> Vec<(String, Vec<u8>)> {
+fn saved(image: &Image, layers: &[Vec<u8>], tags: &[&str]) -> Files {
     let config = format!("{}.json", Digest::of(&image.config).hex());
     let names: Vec<String> = (0..layers.len()).map(|number| format!("{number}/layer.tar")).collect();
     let manifest = json!([{ "Config": config, "RepoTags": tags, "Layers": names }]);
@@ -229,7 +229,7 @@ fn links_in_a_layout_directory_are_not_followed() {
 #[test]
 fn lies_about_digests_and_sizes_are_found_and_leave_nothing() {
     let image = two_layers();
-    let change = |change: &dyn Fn(&mut Vec<(String, Vec<u8>)>)| {
+    let change = |change: &dyn Fn(&mut Files)| {
         let bed = Bed::new();
         let mut files = image.layout("v1");
         change(&mut files);
@@ -242,13 +242,13 @@ fn lies_about_digests_and_sizes_are_found_and_leave_nothing() {
     assert!(
         change(&|files| files[3].1.push(b' ')).starts_with("the image's configuration is not what its digest says")
     );
-    let swapped = |files: &mut Vec<(String, Vec<u8>)>| {
+    let swapped = |files: &mut Files| {
         let other = testing::gzip(&Tar::new().file("etc/motd", "evil").file("bin/sh", "#!").bytes());
         files[4].1 = other;
     };
     let refused = change(&swapped);
     assert!(refused.starts_with("layer 1 "), "{refused}");
-    let flipped = |files: &mut Vec<(String, Vec<u8>)>| {
+    let flipped = |files: &mut Files| {
         let middle = files[5].1.len() / 2;
         files[5].1[middle] ^= 1;
     };
