@@ -129,7 +129,10 @@ pub async fn build(store: &Store, plan: &Plan, name: &Name, now: Timestamp, job:
     let builder = choose(plan).await?;
     let scratch = store.scratch()?;
     let out = scratch.path();
-    let mut options = store::Options::default();
+    let mut options = store::Options {
+        origin: Some(format!("build:{} ({builder})", plan.folder.display())),
+        ..store::Options::default()
+    };
     let source = match builder {
         Builder::Mmdebstrap => {
             let mut script = Command::new(plan.folder.join("build.sh"));
@@ -340,6 +343,7 @@ mod tests {
         let (data, result) = built(&plan(folder.path()), &Job::default()).await;
         let stored = result.unwrap();
         assert_eq!(stored.config.cmd, ["sh"]);
+        assert_eq!(stored.source, format!("build:{} (mmdebstrap)", folder.path().display()));
         assert_eq!(stored.config.env, [("LANG".to_owned(), "C.UTF-8".to_owned())].into());
         let image: StoredRef = "x".parse().unwrap();
         let root = Store::open(data.path()).unwrap().root(&image).unwrap();

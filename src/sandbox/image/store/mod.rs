@@ -56,6 +56,8 @@ pub struct Options {
     pub platform: Platform,
     /// For root file systems, which bring none: the `config` of an image, as JSON.
     pub config: serde_json::Map<String, serde_json::Value>,
+    /// What the record says of where it came from, when that is more than the source.
+    pub origin: Option<String>,
 }
 
 /// See the module. Blocking, all of it.
@@ -88,7 +90,8 @@ impl Store {
         let config = serde_json::Value::Object(options.config.clone());
         let (found, blobs) = source.open(&options.platform, &config, &scratch, job)?;
         let claim = self.claim(&found, job)?;
-        self.add(claim, &found, &blobs, &source.to_string(), name, now, job)
+        let origin = options.origin.clone().unwrap_or_else(|| source.to_string());
+        self.add(claim, &found, &blobs, &origin, name, now, job)
     }
 
     /// The right to unpack an image, or the knowledge that it was.
