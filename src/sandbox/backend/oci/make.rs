@@ -95,6 +95,7 @@ fn build(shared: &Shared, spec: &Spec, root: &image::Root, mut record: Record) -
     let id = &spec.id;
     let dir = shared.dir(id);
     let io = |error: io::Error| Error::failed("create", id, error);
+    image::hold(&root, &dir).map_err(io)?;
     let group = shared.group(id);
     group.create(&spec.limits).map_err(|error| match error {
         crate::sandbox::cgroup::Error::NotTaken { .. } => Error::Unsupported {

@@ -47,7 +47,11 @@ async fn a_wall_that_is_not_as_asked_for_is_named() {
         Ok(oci) => oci,
         Err(error) => {
             eprintln!("SKIPPED {NAME}: {error}");
-            assert_ne!(std::env::var("EXUVIA_REQUIRE_ALL").as_deref(), Ok("1"), "{NAME} must run");
+            assert_ne!(
+                std::env::var("EXUVIA_REQUIRE_ALL").as_deref(),
+                Ok("1"),
+                "{NAME} must run"
+            );
             return;
         }
     };
@@ -70,7 +74,10 @@ async fn a_wall_that_is_not_as_asked_for_is_named() {
         let mut asked = spec.clone();
         stricter(&mut asked.limits);
         let breaches = read_back(&asked).unwrap_err();
-        assert!(breaches.iter().any(|breach| breach.wall.starts_with(wall)), "{wall}: {breaches:?}");
+        assert!(
+            breaches.iter().any(|breach| breach.wall.starts_with(wall)),
+            "{wall}: {breaches:?}"
+        );
     }
     oci.destroy(&spec.id).await.unwrap();
 }
