@@ -127,6 +127,9 @@ id!(
     /// One command in a sandbox.
     ExecId, "exe_");
 id!(
+    /// A code kernel in a sandbox, which keeps its state.
+    ContextId, "ctx_");
+id!(
     /// A person's decision that is asked for.
     ApprovalId, "apr_");
 

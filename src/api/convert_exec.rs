@@ -82,6 +82,16 @@ fn counts(counts: Counts) -> Option<proto::StreamCounts> {
     })
 }
 
+/// The end of a process whose output was not kept.
+pub fn finish(finish: &Finish) -> proto::ExecEnded {
+    proto::ExecEnded {
+        stdout: None,
+        stderr: None,
+        pty: None,
+        ..ended(finish, Default::default())
+    }
+}
+
 fn ended(finish: &Finish, by_channel: [Counts; 3]) -> proto::ExecEnded {
     let known = finish.ended.as_ref();
     let [stdout, stderr, pty] = by_channel;

@@ -2,9 +2,10 @@
 //! else sees a `tonic::Status`.
 //!
 //! `server.rs` listens; `tasks.rs` is TaskService, with `convert.rs`; `sandboxes.rs` is SandboxService, with `execs.rs`,
-//! `files.rs`, `convert_sandbox.rs` and `convert_exec.rs`; `status.rs` makes errors; `json.rs` is for the command line,
+//! `code.rs`, `files.rs`, `convert_sandbox.rs` and `convert_exec.rs`; `status.rs` makes errors; `json.rs` is for the command line,
 //! which shows what a server sends.
 
+mod code;
 pub mod convert;
 mod convert_exec;
 mod convert_sandbox;

@@ -1,11 +1,13 @@
-//! SandboxService: each method converts, makes one call and converts back. The streams of commands are in `execs.rs`, files in
-//! `files.rs`, ports in `ports.rs`.
+//! SandboxService: each method converts, makes one call and converts back. The streams of commands are in `execs.rs`, code in
+//! `code.rs`, files in `files.rs`, ports in `ports.rs`.
 
 use futures::StreamExt;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::proto::sandbox_service_server::SandboxService;
-use super::{Answer, Out, convert_exec, convert_sandbox as convert, execs, files, page_token, ports, proto, status};
+use super::{
+    Answer, Out, code, convert_exec, convert_sandbox as convert, execs, files, page_token, ports, proto, status,
+};
 use crate::fleet::{Fleet, Query};
 
 const PAGE: usize = 50;
@@ -109,28 +111,43 @@ impl SandboxService for Sandboxes {
         execs::signal(&self.fleet, request).await
     }
 
-    async fn run_code(&self, _: Request<proto::RunCodeRequest>) -> Answer<Self::RunCodeStream> {
-        not_here("code kernels")
+    async fn run_code(&self, request: Request<proto::RunCodeRequest>) -> Answer<Self::RunCodeStream> {
+        code::run(&self.fleet, request.into_inner()).await
     }
 
-    async fn create_context(&self, _: Request<proto::CreateContextRequest>) -> Answer<proto::CodeContext> {
-        not_here("code kernels")
+    async fn create_context(&self, request: Request<proto::CreateContextRequest>) -> Answer<proto::CodeContext> {
+        code::create(&self.fleet, request.into_inner()).await
     }
 
-    async fn list_contexts(&self, _: Request<proto::ListContextsRequest>) -> Answer<proto::ListContextsResponse> {
-        not_here("code kernels")
+    async fn list_contexts(&self, request: Request<proto::ListContextsRequest>) -> Answer<proto::ListContextsResponse> {
+        code::list(&self.fleet, &request.into_inner().sandbox_id)
     }
 
-    async fn interrupt_context(&self, _: Request<proto::ContextRequest>) -> Answer<proto::CodeContext> {
-        not_here("code kernels")
+    async fn interrupt_context(&self, request: Request<proto::ContextRequest>) -> Answer<proto::CodeContext> {
+        let proto::ContextRequest {
+            sandbox_id,
+            context_id,
+            by,
+        } = request.into_inner();
+        code::answer(self.fleet.interrupt_context(&sandbox_id, &context_id, &by).await)
     }
 
-    async fn restart_context(&self, _: Request<proto::ContextRequest>) -> Answer<proto::CodeContext> {
-        not_here("code kernels")
+    async fn restart_context(&self, request: Request<proto::ContextRequest>) -> Answer<proto::CodeContext> {
+        let proto::ContextRequest {
+            sandbox_id,
+            context_id,
+            by,
+        } = request.into_inner();
+        code::answer(self.fleet.restart_context(&sandbox_id, &context_id, &by).await)
     }
 
-    async fn delete_context(&self, _: Request<proto::ContextRequest>) -> Answer<proto::CodeContext> {
-        not_here("code kernels")
+    async fn delete_context(&self, request: Request<proto::ContextRequest>) -> Answer<proto::CodeContext> {
+        let proto::ContextRequest {
+            sandbox_id,
+            context_id,
+            by,
+        } = request.into_inner();
+        code::answer(self.fleet.delete_context(&sandbox_id, &context_id, &by).await)
     }
 
     async fn stat_file(&self, request: Request<proto::FileRequest>) -> Answer<proto::FileInfo> {

@@ -6,6 +6,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::activity::Activity;
 use super::ask::{Ask, Plan};
+use super::code::Codes;
 use super::driver::{Creation, Driver};
 use super::execs::Execs;
 use super::lease::{FORMAT_VERSION, Key, Lease};
@@ -228,6 +229,7 @@ pub(super) fn driver(inner: &Arc<Inner>, lease: Lease, lacks: Vec<String>, state
         id: lease.spec.id.clone(),
         facts,
         execs: Execs::new(Arc::clone(&inner.clock)),
+        codes: Codes::new(lease.seccomp, lease.env.clone()),
         activity: Activity::new(Arc::clone(&inner.clock)),
         clock: Arc::clone(&inner.clock),
         on_shutdown: inner.config.on_shutdown,

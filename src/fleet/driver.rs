@@ -101,7 +101,10 @@ impl Driver {
             "labels": facts.labels, "env": facts.env.keys().collect::<Vec<_>>(), "from_pool": facts.from_pool,
             "expires_at": self.lease.expires_at });
         match result {
-            Ok(made) => {
+            Ok(mut made) => {
+                if let Some(warm) = made.warm.take() {
+                    self.member.codes.set_warm(warm);
+                }
                 self.lease.spec = made.sandbox.spec().clone();
                 // Nobody can have set it: there is one driver.
                 let _ = self.member.sandbox.set(Arc::clone(&made.sandbox));
@@ -368,6 +371,7 @@ impl Driver {
             tracing::error!(sandbox = %self.member.id, %error, "its lease was not withdrawn");
         }
         self.member.execs.end_all(&end);
+        self.member.codes.end_all(&end);
         let mut tries = 0;
         while let Err(error) = stopped(&made).await {
             tries += 1;

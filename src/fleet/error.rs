@@ -7,7 +7,7 @@ use super::execs::Channel;
 use super::state::{Cause, Denied, End};
 use crate::error::Kind;
 use crate::ids::{ExecId, SandboxId};
-use crate::sandbox::Isolation;
+use crate::sandbox::{Isolation, kernel};
 use crate::{policy, sandbox, workdir, workspace};
 
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +44,12 @@ pub enum Error {
         first: u64,
         end: u64,
     },
+    #[error("no context `{context}` in sandbox `{sandbox}`; none outlives its server")]
+    NoContext { sandbox: SandboxId, context: String },
+    #[error("sandbox `{id}` has {limit} contexts already")]
+    TooManyContexts { id: SandboxId, limit: usize },
+    #[error(transparent)]
+    Code(#[from] kernel::Error),
     #[error("the command `{0}` has ended")]
     ExecEnded(ExecId),
     #[error("the sandbox could not be made")]
@@ -80,12 +86,17 @@ fn after(waited: &Duration) -> String {
 impl Error {
     pub fn kind(&self) -> Kind {
         match self {
-            Self::NotFound(_) | Self::NoExec { .. } | Self::NoWorkspace { .. } => Kind::NotFound,
+            Self::NotFound(_) | Self::NoExec { .. } | Self::NoContext { .. } | Self::NoWorkspace { .. } => {
+                Kind::NotFound
+            }
             Self::Invalid(_) | Self::OutputDropped { .. } => Kind::Invalid,
             Self::Policy(error) => error.kind(),
             Self::Isolation { .. } | Self::Denied { .. } | Self::ExecEnded(_) | Self::Filter(_) => Kind::WrongState,
-            Self::NoPlace { .. } | Self::QueueFull(_) | Self::TooManyExecs { .. } => Kind::Exhausted,
+            Self::NoPlace { .. } | Self::QueueFull(_) | Self::TooManyExecs { .. } | Self::TooManyContexts { .. } => {
+                Kind::Exhausted
+            }
             Self::KeyReused { .. } => Kind::Exists,
+            Self::Code(error) => error.kind(),
             Self::Create(error) => error.kind(),
             Self::Sandbox(sandbox::Error::File { code, .. }) => match code.as_str() {
                 "not_found" => Kind::NotFound,
@@ -119,6 +130,9 @@ impl Error {
                 Denied::Over(end) => over(end),
             },
             Self::TooManyExecs { .. } => "TOO_MANY_EXECS",
+            Self::NoContext { .. } => "CONTEXT_NOT_FOUND",
+            Self::TooManyContexts { .. } => "TOO_MANY_CONTEXTS",
+            Self::Code(error) => of_kernel(error),
             Self::OutputDropped { .. } => "OUTPUT_DROPPED",
             Self::ExecEnded(_) => "EXEC_ENDED",
             Self::Create(error) => error.reason(),
@@ -144,6 +158,18 @@ fn over(end: &End) -> &'static str {
         Cause::Lost => "SANDBOX_LOST",
         Cause::Shutdown => "SANDBOX_SHUTDOWN",
         Cause::CreateFailed => "SANDBOX_CREATE_FAILED",
+    }
+}
+
+fn of_kernel(error: &kernel::Error) -> &'static str {
+    match error {
+        kernel::Error::NoInterpreter { .. } => "LANGUAGE_NOT_FOUND",
+        kernel::Error::Unfit { .. } => "LANGUAGE_UNFIT",
+        kernel::Error::Busy { .. } => "CONTEXT_BUSY",
+        kernel::Error::Ended(_) => "CONTEXT_ENDED",
+        kernel::Error::TooLong(_) => "CODE_TOO_LARGE",
+        kernel::Error::Nul(_) | kernel::Error::Variable(_) => "INVALID",
+        kernel::Error::Sandbox(error) => of_sandbox(error),
     }
 }
 

@@ -10,6 +10,7 @@ use super::lease::Lease;
 use crate::ids::SandboxId;
 use crate::sandbox::backend::Backends;
 use crate::sandbox::disk::Volumes;
+use crate::sandbox::kernel::Warm;
 use crate::sandbox::{self, Life, Sandbox, Spec, identity, seccomp};
 use crate::workdir::WorkDir;
 use crate::workspace::{self, Index, Pool, Revision};
@@ -35,6 +36,8 @@ pub(super) struct Made {
     pub directory: WorkDir,
     /// What the directory is known to hold; `None` = nothing is known.
     pub index: Option<Index>,
+    /// Processes that wait for code, where they were made ahead.
+    pub warm: Option<Warm>,
     /// `None`: the range belongs to the sandbox itself, which an earlier server made.
     _claim: Option<identity::Claim>,
 }
@@ -102,6 +105,7 @@ impl Maker {
                 life,
                 directory,
                 index: Some(index),
+                warm: None,
                 _claim: Some(claim),
             }),
             Err(error) => {
@@ -171,6 +175,7 @@ impl Maker {
             life,
             directory,
             index: None,
+            warm: None,
             _claim: None,
         })
     }

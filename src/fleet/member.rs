@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::Error;
 use super::activity::{Activity, Busy};
+use super::code::Codes;
 use super::execs::Execs;
 use super::service::OnShutdown;
 use super::state::{Denied, End, State};
@@ -75,6 +76,7 @@ pub(super) struct Member {
     pub id: SandboxId,
     pub facts: Facts,
     pub execs: Execs,
+    pub codes: Codes,
     pub activity: Activity,
     pub clock: Arc<dyn Clock>,
     pub on_shutdown: OnShutdown,

@@ -8,6 +8,7 @@
 //! - `ask.rs`: a wish, and the plan that a policy makes of it; `create.rs`: from a plan to a member, place and all;
 //! - `quota.rs`: places and who waits for one; `maker.rs`: a sandbox with its directory; `pool.rs`: those made ahead;
 //! - `execs/`: commands, running and lately ended, each with a log that any number of readers follow at their own pace;
+//! - `code/`: contexts and fresh processes, for code of a language;
 //! - `lease.rs`: what is written down of a sandbox; `recover.rs`: how the next server goes on with it;
 //! - `trail.rs`: what goes on the audit record; `service.rs`: [`Fleet`], what every face calls.
 //!
@@ -15,6 +16,7 @@
 
 mod activity;
 mod ask;
+pub mod code;
 mod create;
 mod driver;
 mod error;

@@ -1,9 +1,10 @@
 //! Sandboxes made ahead: handed out once, never taken back.
 //!
 //! One task makes them, one at a time: at once while there are fewer than `min`, and up to `max` in quiet moments. A shape
-//! is what a policy and an image make; who asks for just that gets a parked one, all others get a fresh one.
+//! is what a policy and an image make; who asks for just that gets a parked one, all others get a fresh one. Where the
+//! image has Python, a process that waits for code is made ahead with the sandbox, and handed out with it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,9 +16,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::Error;
 use super::ask::Shape;
+use super::code::{fresh_by, warm};
 use super::maker::{Made, Maker};
 use crate::ids::SandboxId;
 use crate::policy::Policies;
+use crate::sandbox::kernel::{self, Language, Warm};
 use crate::sandbox::{ImageRef, Isolation};
 
 /// Nothing was taken for so long: a quiet moment.
@@ -188,8 +191,12 @@ impl WarmPool {
     }
 
     async fn make(&self, shelf: &Shelf, maker: &Maker) -> Result<(), Error> {
-        let made = maker.make(SandboxId::random(), &shelf.shape).await?;
-        if let Err(error) = park(&made).await {
+        let mut made = maker.make(SandboxId::random(), &shelf.shape).await?;
+        let ready = async {
+            made.warm = warm_up(&made, &shelf.shape).await?;
+            park(&made).await
+        };
+        if let Err(error) = ready.await {
             clear(made).await;
             return Err(error.into());
         }
@@ -231,6 +238,25 @@ enum Wanted<'a> {
     Now(&'a Shelf),
     In(Duration),
     Nothing,
+}
+
+/// A process that waits for code, where the image has Python.
+async fn warm_up(made: &Made, shape: &Shape) -> Result<Option<Warm>, crate::sandbox::Error> {
+    match warm(
+        &made.sandbox,
+        Language::Python,
+        fresh_by(shape.seccomp),
+        BTreeMap::new(),
+    )
+    .await
+    {
+        Ok(warm) => Ok(Some(warm)),
+        Err(kernel::Error::Sandbox(error)) => Err(error),
+        Err(error) => {
+            tracing::debug!(image = %shape.image, %error, "a sandbox is made ahead without Python");
+            Ok(None)
+        }
+    }
 }
 
 /// Whether a parked sandbox stands still: one with a kernel of its own takes processor time while it idles.

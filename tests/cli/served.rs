@@ -25,6 +25,11 @@ impl Served {
         Self::start_with(desk, &["--on-shutdown", "end"], Signal::SIGTERM)
     }
 
+    /// A tidy one that makes sandboxes ahead.
+    pub fn with_pool(desk: &Desk, stock: &str) -> Self {
+        Self::start_with(desk, &["--on-shutdown", "end", "--pool", stock], Signal::SIGTERM)
+    }
+
     fn start_with(desk: &Desk, more: &[&str], end: Signal) -> Self {
         let mut child = desk
             .command(&[&["serve", "--listen", "127.0.0.1:0"], more].concat())

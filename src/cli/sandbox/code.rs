@@ -89,12 +89,13 @@ pub(super) struct One {
 }
 
 /// Exit codes: 0 the code ran to its end, 1 it ended with an error, 124 its time was up, 130 it was interrupted; when the
-/// kernel itself ended, as for `exec`.
+/// kernel itself ended, as for `exec`. A fresh process ends with its own exit code.
 pub(super) async fn run_code(args: RunCode, server: &str, context: &Context) -> Result<Exit, Error> {
     let code = match args.code {
         Some(code) => code,
         None => read(&args.file)?,
     };
+    let is_fresh = args.context.is_empty();
     let request = proto::RunCodeRequest {
         sandbox_id: args.id,
         language: args.language,
@@ -107,6 +108,7 @@ pub(super) async fn run_code(args: RunCode, server: &str, context: &Context) -> 
     let mut events = remote::sandboxes(server).await?.run_code(request).await?.into_inner();
     let mut shown = Shown {
         as_json: context.json,
+        is_fresh,
         save: args.save,
         places: screen::Places::default(),
         saved: 0,
@@ -147,6 +149,8 @@ fn read(file: &Path) -> Result<String, Error> {
 /// What was shown so far. With --json each thing is one object on a line.
 struct Shown {
     as_json: bool,
+    /// Whether the code has a process of its own.
+    is_fresh: bool,
     save: Option<PathBuf>,
     places: screen::Places,
     saved: u32,
@@ -228,7 +232,7 @@ impl Shown {
     }
 
     fn ended(&mut self, ended: &proto::CodeEnded) -> Exit {
-        let verdict = verdict(ended);
+        let verdict = verdict(ended, self.is_fresh);
         self.end_line();
         if let Some(text) = &verdict.said {
             err!("exuvia: {}", clean(text));
@@ -240,7 +244,7 @@ impl Shown {
                 .map(|span| show::duration(span).as_millis() as u64);
             let object = json!({ "ok": ended.ok, "timed_out": ended.timed_out, "interrupted": ended.interrupted,
                 "duration_ms": span, "execution_count": ended.execution_count,
-                "kernel": ended.kernel.as_ref().map(show::ended), "exit_code": verdict.code });
+                "dropped_results": ended.dropped_results, "kernel": ended.kernel.as_ref().map(show::ended), "exit_code": verdict.code });
             out!("{}", json!({ "ended": object }));
         }
         Exit::Passed(verdict.code)
@@ -253,10 +257,21 @@ impl Shown {
     }
 }
 
-fn verdict(ended: &proto::CodeEnded) -> Verdict {
+fn verdict(ended: &proto::CodeEnded, is_fresh: bool) -> Verdict {
     match ended {
         proto::CodeEnded { ok: true, .. } => Verdict::code(0, None),
-        proto::CodeEnded { timed_out: true, .. } => Verdict::code(124, Some("its time was up; the state stays")),
+        proto::CodeEnded {
+            timed_out: true,
+            kernel: None,
+            ..
+        } => Verdict::code(124, Some("its time was up; the state stays")),
+        proto::CodeEnded { timed_out: true, .. } => Verdict::code(124, Some("its time was up")),
+        // A process of its own: it ends as the code does.
+        proto::CodeEnded {
+            kernel: Some(kernel), ..
+        } if is_fresh && kernel.cause() == proto::exec_ended::Cause::Exited => {
+            Verdict::code(u8::try_from(kernel.exit_code()).unwrap_or(1).max(1), None)
+        }
         proto::CodeEnded {
             kernel: Some(kernel), ..
         } => Verdict::kernel(kernel),
@@ -377,7 +392,7 @@ mod tests {
         let of = |edit: fn(&mut proto::CodeEnded)| {
             let mut ended = proto::CodeEnded::default();
             edit(&mut ended);
-            let verdict = verdict(&ended);
+            let verdict = verdict(&ended, false);
             (verdict.code, verdict.said.unwrap_or_default())
         };
         let oom = |ended: &mut proto::CodeEnded| {

@@ -1,5 +1,6 @@
 //! `exuvia sandbox …` against servers: a double that says what a test wants, and the real one.
 
+mod code;
 mod double;
 mod hostile;
 mod other;
