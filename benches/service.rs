@@ -97,9 +97,15 @@ async fn latencies() -> Result<Table> {
 
         pooled.fill().await?;
         let name = "new sandbox from the pool, true, killed";
-        t.time(round, name, TRUE_DOCKER, pooled.create_true_kill()).await?;
+        let lap = t.time(round, name, TRUE_DOCKER, pooled.create_true_kill()).await?;
+        t.note(round, "  hit: create", TRUE_DOCKER, lap.create);
+        t.note(round, "  hit: first exec of true", TRUE_DOCKER, lap.run);
+        t.note(round, "  hit: kill", TRUE_DOCKER, lap.kill);
         let name = "new sandbox, pool empty, true, killed";
-        t.time(round, name, TRUE_DOCKER, bare.create_true_kill()).await?;
+        let lap = t.time(round, name, TRUE_DOCKER, bare.create_true_kill()).await?;
+        t.note(round, "  empty: create", TRUE_DOCKER, lap.create);
+        t.note(round, "  empty: first exec of true", TRUE_DOCKER, lap.run);
+        t.note(round, "  empty: kill", TRUE_DOCKER, lap.kill);
         t.time(round, "process: fork and exec of true", TRUE_DOCKER, async {
             succeeds(&mut Command::new("/bin/true"))
         })

@@ -27,7 +27,7 @@ pub async fn measure() -> Result<String> {
         "new sandbox, pool empty, true, killed",
         sustained(move || {
             let server = Arc::clone(&server);
-            async move { server.create_true_kill().await }
+            async move { server.create_true_kill().await.map(drop) }
         })
         .await?,
     );
@@ -55,7 +55,7 @@ pub async fn measure() -> Result<String> {
         "sandboxes from the pool, refilled, true, killed",
         sustained(move || {
             let server = Arc::clone(&server);
-            async move { server.create_true_kill().await }
+            async move { server.create_true_kill().await.map(drop) }
         })
         .await?,
     );

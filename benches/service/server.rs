@@ -22,6 +22,13 @@ fn program() -> std::ffi::OsString {
 /// Long enough for any pool on any machine.
 const LONG: Duration = Duration::from_secs(120);
 
+/// The parts of one sandbox's life.
+pub struct Lap {
+    pub create: Duration,
+    pub run: Duration,
+    pub kill: Duration,
+}
+
 pub struct Server {
     child: Child,
     client: SandboxServiceClient<Channel>,
@@ -115,10 +122,18 @@ impl Server {
         Ok(())
     }
 
-    pub async fn create_true_kill(&self) -> Result<()> {
+    pub async fn create_true_kill(&self) -> Result<Lap> {
+        let begun = Instant::now();
         let id = self.create().await?;
+        let created = Instant::now();
         self.works(&id).await?;
-        self.kill(&id).await
+        let ran = Instant::now();
+        self.kill(&id).await?;
+        Ok(Lap {
+            create: created - begun,
+            run: ran - created,
+            kill: ran.elapsed(),
+        })
     }
 
     pub async fn create_and_code(&self, code: &str) -> Result<String> {
