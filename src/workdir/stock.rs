@@ -1,7 +1,7 @@
 //! Working directories made ahead: empty, their volume mounted, owned by nobody. Handed out once, by one rename, and never taken back.
 //!
 //! ```text
-//! DATA/work/ahead-RANDOM   owner.json names this process from the first; so after `kill -9` it is swept like any other
+//! DATA/work/sbx_RANDOM   of no sandbox; owner.json names this process from the first, so after `kill -9` it is swept as any other
 //!        │ given to its owner, renamed (what is mounted below moves along)
 //!        ▼
 //! DATA/work/NAME
@@ -172,8 +172,8 @@ impl WorkDirs {
     }
 
     fn make(&self, blank: Blank) -> Result<WorkDir, Error> {
-        let name = format!("ahead-{}", SandboxId::random());
-        let made = WorkDir::make(&self.0.data_dir.join("work").join(name))?;
+        let name = SandboxId::random();
+        let made = WorkDir::make(&self.0.data_dir.join("work").join(name.as_str()))?;
         match self.0.volumes.make_blank(&made.0, blank) {
             Ok(()) => Ok(made),
             Err(error) => {
@@ -325,14 +325,10 @@ mod tests {
         keeping.spawn(dirs.clone().keep(stop.clone()));
         until(|| dirs.ready() == USUAL + 2).await;
 
-        let ahead = |work: &Path| {
-            let names = fs::read_dir(work).unwrap().map(|entry| entry.unwrap().file_name());
-            names
-                .filter(|name| name.to_string_lossy().starts_with("ahead-"))
-                .count()
-        };
         let work = data.join("work");
-        assert_eq!(ahead(&work), USUAL + 2);
+        let there = || fs::read_dir(&work).unwrap().count();
+        // With the one that was made for itself.
+        assert_eq!(there(), USUAL + 3);
         let taken = dirs.open("taken", &limits(500), 80_000).unwrap();
         assert_eq!(taken.0, work.join("taken"));
         let (files, most) = (taken.workspace(), taken.holds().unwrap().most);
@@ -359,14 +355,14 @@ mod tests {
 
         stop.cancel();
         while keeping.join_next().await.is_some() {}
-        assert_eq!((ahead(&work), dirs.ready()), (0, 0));
+        assert_eq!((there(), dirs.ready()), (2, 0));
         let late = dirs.open("late", &limits(500), 70_000).unwrap();
         for left in [own, again, late] {
             left.remove();
         }
         disk::settle();
         assert_eq!(disk::mounts_below(&data).unwrap(), Vec::<PathBuf>::new());
-        assert_eq!(fs::read_dir(work).unwrap().count(), 0);
+        assert_eq!(there(), 0);
     }
 
     #[test]
@@ -383,7 +379,7 @@ mod tests {
         for size in &sizes[..SIZES] {
             shelves.of(*size);
         }
-        let made = WorkDir::make(&data.path().join("work/ahead-x")).unwrap();
+        let made = WorkDir::make(&data.path().join("work/sbx_x")).unwrap();
         shelves.put(sizes[0], Some(made));
         // The first was asked for again, so the second is the one that goes.
         shelves.of(sizes[0]);
