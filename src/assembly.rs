@@ -24,7 +24,7 @@ use crate::sandbox::backend::Backends;
 use crate::sandbox::disk::Volumes;
 use crate::sandbox::{self, BackendName, reconcile};
 use crate::store::{self, sqlite::Sqlite};
-use crate::workdir;
+use crate::workdir::{self, WorkDirs};
 use crate::workspace::{self, Pool, Trees};
 
 /// What a service is made with.
@@ -90,6 +90,7 @@ pub struct Parts {
     pub mirror: Arc<Mirror>,
     pub backends: Backends,
     pub clock: Arc<dyn Clock>,
+    work_dirs: WorkDirs,
 }
 
 impl Parts {
@@ -106,6 +107,7 @@ impl Parts {
             mirror,
             backends,
             clock,
+            work_dirs: WorkDirs::new(data_dir, Volumes::new(data_dir)),
         })
     }
 
@@ -115,7 +117,7 @@ impl Parts {
             data_dir: self.data_dir.clone(),
             backends: self.backends.clone(),
             trees,
-            volumes: Volumes::new(&self.data_dir),
+            work_dirs: self.work_dirs.clone(),
             store: Arc::clone(&self.store),
             clock: Arc::clone(&self.clock),
         };
@@ -156,6 +158,7 @@ pub async fn open(config: &Config) -> Result<(Service, Parts), Error> {
             parts.backends.clone(),
             Arc::clone(&parts.clock),
             Arc::clone(&parts.store),
+            parts.work_dirs.clone(),
         )?,
         clock: Arc::clone(&parts.clock),
         hub: run::hub::Hub::default(),

@@ -3,6 +3,7 @@
 //! A pid alone is reused, so it is kept with the start time of its process and the boot it belongs to.
 
 use std::io;
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +23,13 @@ impl Process {
     /// # Errors
     /// When `/proc` cannot be read.
     pub fn current() -> io::Result<Self> {
-        Self::find(std::process::id())?.ok_or_else(|| io::ErrorKind::NotFound.into())
+        /// It does not change, and is asked for with every sandbox.
+        static CURRENT: OnceLock<Process> = OnceLock::new();
+        if let Some(known) = CURRENT.get() {
+            return Ok(known.clone());
+        }
+        let found = Self::find(std::process::id())?.ok_or(io::ErrorKind::NotFound)?;
+        Ok(CURRENT.get_or_init(|| found).clone())
     }
 
     /// The process that has this number now; `None` for none, or only its zombie.
@@ -34,7 +41,7 @@ impl Process {
         Ok(Some(Self {
             pid,
             started,
-            boot: boot_id()?,
+            boot: boot_id()?.to_owned(),
         }))
     }
 
@@ -48,10 +55,14 @@ impl Process {
     }
 }
 
-fn boot_id() -> io::Result<String> {
-    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?
-        .trim()
-        .to_owned())
+fn boot_id() -> io::Result<&'static str> {
+    /// No process lives through a boot.
+    static BOOT: OnceLock<String> = OnceLock::new();
+    if let Some(known) = BOOT.get() {
+        return Ok(known);
+    }
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(BOOT.get_or_init(|| text.trim().to_owned()))
 }
 
 /// When the process began; `None` when there is none, or only its zombie.

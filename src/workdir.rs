@@ -1,6 +1,9 @@
 //! Working directories: `DATA/work/NAME`, one for each sandbox that has a workspace, with the volume that holds its files.
 //!
-//! Owns: whose a directory is (`owner.json` in it), and its end, also after `kill -9`. Must not know what is in the workspace.
+//! Owns: whose a directory is (`owner.json` in it), and its end, also after `kill -9`; those that a server makes ahead
+//! (`stock.rs`). Must not know what is in the workspace.
+
+mod stock;
 
 use std::fs;
 use std::io;
@@ -10,6 +13,8 @@ use crate::process::Process;
 use crate::sandbox::Limits;
 use crate::sandbox::disk::{self, Volumes};
 use crate::workspace;
+
+pub use stock::WorkDirs;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -42,7 +47,8 @@ const FRESH: &str = ".new-";
 pub struct WorkDir(PathBuf);
 
 impl WorkDir {
-    /// Makes `DATA/work/NAME`, and in it a volume within the limits whose files belong to `owner`. Blocks for some ms.
+    /// Makes `DATA/work/NAME`, and in it a volume within the limits whose files belong to `owner`. Blocks for some ten ms
+    /// where the volume is an image: a server takes one from its [`WorkDirs`].
     ///
     /// # Errors
     /// With nothing left behind. [`disk::Error::Unsupported`] where this host cannot enforce the limits.

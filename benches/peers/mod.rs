@@ -15,7 +15,7 @@ pub use table::Table;
 use std::process::{Command, Stdio};
 
 /// Any error: a benchmark only tells it and stops.
-pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// A whole number from the environment.
 pub fn setting(name: &str, default: usize) -> Result<usize> {

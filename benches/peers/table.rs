@@ -36,20 +36,25 @@ impl Table {
         tokio::time::sleep(self.gap).await;
         let begun = Instant::now();
         let made = work.await.map_err(|error| format!("{name}: {error}"))?;
-        let took = begun.elapsed();
-        if round > 0 {
-            let at = self.cases.iter().position(|case| case.name == name);
-            let at = at.unwrap_or_else(|| {
-                self.cases.push(Case {
-                    name,
-                    base,
-                    took: Vec::new(),
-                });
-                self.cases.len() - 1
-            });
-            self.cases[at].took.push(took);
-        }
+        self.note(round, name, base, begun.elapsed());
         Ok(made)
+    }
+
+    /// Takes down what was timed elsewhere.
+    pub fn note(&mut self, round: usize, name: &'static str, base: &'static str, took: Duration) {
+        if round == 0 {
+            return;
+        }
+        let at = self.cases.iter().position(|case| case.name == name);
+        let at = at.unwrap_or_else(|| {
+            self.cases.push(Case {
+                name,
+                base,
+                took: Vec::new(),
+            });
+            self.cases.len() - 1
+        });
+        self.cases[at].took.push(took);
     }
 }
 

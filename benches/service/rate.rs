@@ -27,51 +27,68 @@ pub async fn measure() -> Result<String> {
         "new sandbox, pool empty, true, killed",
         sustained(move || {
             let server = Arc::clone(&server);
-            async move { server.create_true_kill().await }
+            async move { server.create_true_kill().await.map(drop) }
         })
         .await?,
     );
-    let server = Arc::clone(&bare);
-    row(
-        "new sandbox, pool empty, python, killed",
-        sustained(move || {
-            let server = Arc::clone(&server);
-            async move {
-                let id = server.create_and_code(STEP).await?;
-                server.kill(&id).await
-            }
-        })
-        .await?,
-    );
+    let probe = bare.create().await?;
+    let can_code = bare.can_code(&probe, STEP).await?;
+    bare.kill(&probe).await?;
+    if can_code {
+        let server = Arc::clone(&bare);
+        row(
+            "new sandbox, pool empty, python, killed",
+            sustained(move || {
+                let server = Arc::clone(&server);
+                async move {
+                    let id = server.create_and_code(STEP).await?;
+                    server.kill(&id).await
+                }
+            })
+            .await?,
+        );
+    }
     let pooled = Arc::new(Server::start(&["--pool", &format!("default={BURST}..{BURST}")]).await?);
     pooled.fill().await?;
-    let begun = Instant::now();
-    let server = Arc::clone(&pooled);
-    let steps = futures::stream::iter(0..BURST).map(|_| {
-        let server = Arc::clone(&server);
-        async move { server.create_and_code(STEP).await }
-    });
-    let ids: Vec<Result<String>> = steps.buffer_unordered(WIDTH).collect().await;
-    let took = begun.elapsed();
-    for id in ids {
-        pooled.kill(&id?).await?;
-    }
-    row(
-        "python in sandboxes from the pool, a burst of 400",
-        BURST as f64 / took.as_secs_f64(),
-    );
     let server = Arc::clone(&pooled);
     row(
-        "python in sandboxes from the pool, refilled, sustained",
+        "sandboxes from the pool, refilled, true, killed",
         sustained(move || {
             let server = Arc::clone(&server);
-            async move {
-                let id = server.create_and_code(STEP).await?;
-                server.kill(&id).await
-            }
+            async move { server.create_true_kill().await.map(drop) }
         })
         .await?,
     );
+    if can_code {
+        pooled.fill().await?;
+        let begun = Instant::now();
+        let server = Arc::clone(&pooled);
+        let steps = futures::stream::iter(0..BURST).map(|_| {
+            let server = Arc::clone(&server);
+            async move { server.create_and_code(STEP).await }
+        });
+        let ids: Vec<Result<String>> = steps.buffer_unordered(WIDTH).collect().await;
+        let took = begun.elapsed();
+        for id in ids {
+            pooled.kill(&id?).await?;
+        }
+        row(
+            "python in sandboxes from the pool, a burst of 400",
+            BURST as f64 / took.as_secs_f64(),
+        );
+        let server = Arc::clone(&pooled);
+        row(
+            "python in sandboxes from the pool, refilled, sustained",
+            sustained(move || {
+                let server = Arc::clone(&server);
+                async move {
+                    let id = server.create_and_code(STEP).await?;
+                    server.kill(&id).await
+                }
+            })
+            .await?,
+        );
+    }
     if let Some(docker) = told("docker", Engine::open().await) {
         let docker = Arc::new(docker);
         let engine = Arc::clone(&docker);

@@ -15,9 +15,19 @@ use tonic::transport::Channel;
 
 use crate::peers::Result;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_exuvia");
+/// `EXUVIA_BENCH_PROGRAM` names another build, to be compared with this one.
+fn program() -> std::ffi::OsString {
+    std::env::var_os("EXUVIA_BENCH_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_exuvia").into())
+}
 /// Long enough for any pool on any machine.
 const LONG: Duration = Duration::from_secs(120);
+
+/// The parts of one sandbox's life.
+pub struct Lap {
+    pub create: Duration,
+    pub run: Duration,
+    pub kill: Duration,
+}
 
 pub struct Server {
     child: Child,
@@ -30,7 +40,7 @@ pub struct Server {
 impl Server {
     pub async fn start(arguments: &[&str]) -> Result<Self> {
         let data = tempfile::tempdir()?;
-        let mut child = Command::new(PROGRAM)
+        let mut child = Command::new(program())
             .args([
                 "serve",
                 "--json",
@@ -112,10 +122,18 @@ impl Server {
         Ok(())
     }
 
-    pub async fn create_true_kill(&self) -> Result<()> {
+    pub async fn create_true_kill(&self) -> Result<Lap> {
+        let begun = Instant::now();
         let id = self.create().await?;
+        let created = Instant::now();
         self.works(&id).await?;
-        self.kill(&id).await
+        let ran = Instant::now();
+        self.kill(&id).await?;
+        Ok(Lap {
+            create: created - begun,
+            run: ran - created,
+            kill: ran.elapsed(),
+        })
     }
 
     pub async fn create_and_code(&self, code: &str) -> Result<String> {
@@ -175,6 +193,20 @@ impl Server {
             }
         }
         Err("the stream ended without an end".into())
+    }
+
+    /// Whether it runs code at all: an older server says that it cannot.
+    pub async fn can_code(&self, id: &str, code: &str) -> Result<bool> {
+        match self.code(id, code).await {
+            Ok(()) => Ok(true),
+            Err(error) => match error.downcast_ref::<tonic::Status>().map(tonic::Status::code) {
+                Some(tonic::Code::Unimplemented) => {
+                    eprintln!("SKIPPED python in our sandboxes: {error}");
+                    Ok(false)
+                }
+                Some(_) | None => Err(error),
+            },
+        }
     }
 
     /// Asks it to end, with all its sandboxes, and waits for that.

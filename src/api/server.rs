@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
 
 use super::proto::DESCRIPTORS;
 use super::proto::sandbox_service_server::SandboxServiceServer;
@@ -75,6 +75,8 @@ pub async fn serve(
         .map_err(|error| Error::Broke(error.into()))?;
     let tasks = TaskServiceServer::new(Tasks::new(service)).max_decoding_message_size(MAX_MESSAGE);
     let sandboxes = SandboxServiceServer::new(Sandboxes::new(fleet)).max_decoding_message_size(MAX_MESSAGE);
+    // Answers are small and many: none waits for the acknowledgement of the one before.
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(30)))
         .http2_max_header_list_size(16 << 10)
@@ -83,7 +85,7 @@ pub async fn serve(
         .add_service(reflection)
         .add_service(tasks)
         .add_service(sandboxes)
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.cancelled_owned())
+        .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
         .await
         .map_err(|error| Error::Broke(error.into()))
 }

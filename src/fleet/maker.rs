@@ -9,10 +9,9 @@ use super::ask::Shape;
 use super::lease::Lease;
 use crate::ids::SandboxId;
 use crate::sandbox::backend::Backends;
-use crate::sandbox::disk::Volumes;
 use crate::sandbox::kernel::Warm;
 use crate::sandbox::{self, Life, Sandbox, Spec, identity, seccomp};
-use crate::workdir::WorkDir;
+use crate::workdir::{WorkDir, WorkDirs};
 use crate::workspace::{self, Index, Pool, Revision};
 
 /// How long the guest of an earlier server's sandbox may take to answer.
@@ -24,7 +23,7 @@ pub(super) struct Maker {
     data_dir: PathBuf,
     backends: Backends,
     trees: Pool,
-    volumes: Volumes,
+    work_dirs: WorkDirs,
     filters: seccomp::Filters,
 }
 
@@ -43,12 +42,12 @@ pub(super) struct Made {
 }
 
 impl Maker {
-    pub fn new(data_dir: &Path, backends: Backends, trees: Pool, volumes: Volumes) -> Result<Self, Error> {
+    pub fn new(data_dir: &Path, backends: Backends, trees: Pool, work_dirs: WorkDirs) -> Result<Self, Error> {
         Ok(Self {
             data_dir: data_dir.to_owned(),
             backends,
             trees,
-            volumes,
+            work_dirs,
             filters: seccomp::Filters::compile()?,
         })
     }
@@ -61,6 +60,10 @@ impl Maker {
         &self.trees
     }
 
+    pub fn work_dirs(&self) -> &WorkDirs {
+        &self.work_dirs
+    }
+
     pub fn data_dir(&self) -> &Path {
         &self.data_dir
     }
@@ -68,18 +71,18 @@ impl Maker {
     /// Makes one with an empty workspace; leaves nothing behind when it fails. Not cancellation-safe: let it run to its end.
     pub async fn make(&self, id: SandboxId, shape: &Shape) -> Result<Made, Error> {
         let backend = self.backends.get(shape.backend).await?;
-        let (data_dir, volumes) = (self.data_dir.clone(), self.volumes.clone());
+        let (data_dir, work_dirs) = (self.data_dir.clone(), self.work_dirs.clone());
         let (name, limits) = (id.to_string(), shape.limits.clone());
         let taken = blocking(move || {
             let claim = identity::Claim::take(&data_dir)?;
             let owner = claim.identity().host_uid();
-            let directory = WorkDir::open(&data_dir, &name, &volumes, &limits, owner)?;
+            let directory = work_dirs.open(&name, &limits, owner)?;
             Ok::<_, Error>((claim, directory))
         });
         let (claim, directory) = taken.await?;
         let made = async {
-            let empty: Revision = self.trees.empty().await?.into();
-            let index = self.fill(&directory, claim.identity(), empty).await?;
+            let owner = owner(claim.identity());
+            let index = self.trees.materialise_empty(directory.workspace(), Some(owner)).await?;
             let spec = Spec {
                 id,
                 image: shape.image.clone(),
@@ -115,25 +118,10 @@ impl Maker {
         }
     }
 
-    async fn fill(
-        &self,
-        directory: &WorkDir,
-        identity: sandbox::Identity,
-        revision: Revision,
-    ) -> Result<Index, workspace::Error> {
-        let owner = workspace::Owner {
-            uid: identity.host_uid(),
-            gid: identity.host_uid(),
-        };
-        self.trees
-            .materialise(revision, directory.workspace(), Some(owner))
-            .await
-    }
-
     /// Puts a workspace into one that is still empty.
     pub async fn furnish(&self, made: &mut Made, revision: Revision) -> Result<(), Error> {
-        let identity = made.sandbox.spec().identity;
-        made.index = Some(self.fill(&made.directory, identity, revision).await?);
+        let (files, owner) = (made.directory.workspace(), owner(made.sandbox.spec().identity));
+        made.index = Some(self.trees.materialise(revision, files, Some(owner)).await?);
         Ok(())
     }
 
@@ -190,6 +178,13 @@ impl Made {
         self.sandbox.destroy().await?;
         remove(self.directory.clone()).await;
         Ok(())
+    }
+}
+
+fn owner(identity: sandbox::Identity) -> workspace::Owner {
+    workspace::Owner {
+        uid: identity.host_uid(),
+        gid: identity.host_uid(),
     }
 }
 

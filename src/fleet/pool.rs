@@ -114,6 +114,8 @@ impl WarmPool {
                     stock.policy
                 )));
             }
+            // What is taken in one go is to be made in one go.
+            maker.work_dirs().expect(&shape.limits, stock.count.end() / 4)?;
             shelves.push(Shelf {
                 shape,
                 count: stock.count.clone(),

@@ -22,10 +22,11 @@ use super::trail::{Ids, Trail, actor};
 use crate::clock::{Clock, Timestamp};
 use crate::ids::SandboxId;
 use crate::sandbox::backend::Backends;
-use crate::sandbox::disk::{Holds, Volumes};
+use crate::sandbox::disk::Holds;
 use crate::sandbox::{Sandbox, Usage};
 use crate::store::Store;
 use crate::tasks::Tasks;
+use crate::workdir::WorkDirs;
 use crate::workspace::{Pool, Revision};
 
 /// Ended sandboxes that may wait for the removal of their traces.
@@ -76,7 +77,7 @@ pub struct Parts {
     pub data_dir: PathBuf,
     pub backends: Backends,
     pub trees: Pool,
-    pub volumes: Volumes,
+    pub work_dirs: WorkDirs,
     pub store: Arc<dyn Store>,
     pub clock: Arc<dyn Clock>,
 }
@@ -159,7 +160,7 @@ impl Fleet {
     /// # Errors
     /// For a pool that cannot be kept here.
     pub async fn new(parts: Parts, config: Config) -> Result<Self, Error> {
-        let maker = Maker::new(&parts.data_dir, parts.backends, parts.trees, parts.volumes)?;
+        let maker = Maker::new(&parts.data_dir, parts.backends, parts.trees, parts.work_dirs)?;
         let pool = WarmPool::new(&config.stocks, &maker).await?;
         let (trail, writer) = Trail::new(parts.store, Arc::clone(&parts.clock));
         let (tasks, writers) = (Tasks::default(), Tasks::default());
@@ -182,8 +183,10 @@ impl Fleet {
         &self.0
     }
 
-    /// Begins to make sandboxes ahead. To be called once the fleet has recovered.
+    /// Begins to make sandboxes, and working directories for more, ahead. To be called once the fleet has recovered.
     pub fn fill_pool(&self) {
+        let work_dirs = self.0.maker.work_dirs().clone();
+        self.0.tasks.spawn("working directories", |stop| work_dirs.keep(stop));
         if !self.0.config.stocks.is_empty() {
             let (pool, maker) = (self.0.pool.clone(), self.0.maker.clone());
             self.0.tasks.spawn("pool", |stop| pool.keep(maker, stop));

@@ -17,6 +17,7 @@ use crate::sandbox::backend::Backends;
 use crate::sandbox::backend::fake::{Call, Fake};
 use crate::sandbox::disk::Volumes;
 use crate::store::memory::Memory;
+use crate::workdir::WorkDirs;
 use crate::workspace::{Pool, Trees};
 
 /// Goes with the runtime's own time.
@@ -44,7 +45,7 @@ impl Bed {
             data_dir: data.path().to_owned(),
             backends: Backends::only(Arc::clone(&fake) as Arc<_>),
             trees: Pool::new(Trees::open(data.path()).unwrap()),
-            volumes: Volumes::folders(data.path()),
+            work_dirs: WorkDirs::new(data.path(), Volumes::folders(data.path())),
             store: Arc::new(Memory::new(Arc::clone(&clock))),
             clock,
         };

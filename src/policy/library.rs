@@ -1,8 +1,9 @@
 //! Policies by name or path: built-in ones, those of the data directory, and files.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use super::document::{Document, MAX_BYTES};
 use super::violation::Violation;
@@ -64,8 +65,19 @@ impl Policies {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn named(name: &str, data_dir: &Path) -> Result<Policy, Error> {
+        /// The built-in ones: they do not change, and one is asked for with every sandbox.
+        static BUILT: Mutex<BTreeMap<String, Policy>> = Mutex::new(BTreeMap::new());
+        let built = || BUILT.lock().unwrap_or_else(PoisonError::into_inner);
         let text = by_name(name, data_dir)?;
-        valid(name, build(&text, data_dir, &mut Vec::new()))
+        let is_built_in = text.directory.is_none();
+        if is_built_in && let Some(known) = built().get(name) {
+            return Ok(known.clone());
+        }
+        let policy = valid(name, build(&text, data_dir, &mut Vec::new()))?;
+        if is_built_in {
+            built().insert(name.to_owned(), policy.clone());
+        }
+        Ok(policy)
     }
 
     /// Loads the policy in a file.

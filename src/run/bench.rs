@@ -17,13 +17,13 @@ use crate::error::Kind;
 use crate::ids::SandboxId;
 use crate::policy::Policy;
 use crate::sandbox::backend::Backends;
-use crate::sandbox::disk::{self, Volumes};
+use crate::sandbox::disk;
 use crate::sandbox::{self, BackendName, Identity, ImageRef, Isolation, Limits, Sandbox, Spec, identity, seccomp};
 use crate::store::{self, RunRecord, Store};
 use crate::task::Task;
 use crate::tool::registry::Registry;
 use crate::tool::{self, ToolResult};
-use crate::workdir::{self, WorkDir};
+use crate::workdir::{self, WorkDir, WorkDirs};
 use crate::workspace::{self, BlobId, Index, Pool, Revision};
 
 /// How long a sandbox's processes have to end by themselves when it is closed.
@@ -89,7 +89,7 @@ pub struct Maker {
     backends: Backends,
     clock: Arc<dyn Clock>,
     store: Arc<dyn Store>,
-    volumes: Volumes,
+    work_dirs: WorkDirs,
     filters: seccomp::Filters,
     /// Sandboxes that could not be removed yet.
     stuck: Arc<tokio::sync::Mutex<Vec<Arc<Bench>>>>,
@@ -102,11 +102,12 @@ impl Maker {
         backends: Backends,
         clock: Arc<dyn Clock>,
         store: Arc<dyn Store>,
+        work_dirs: WorkDirs,
     ) -> Result<Self, Error> {
         let filters = seccomp::Filters::compile()?;
         Ok(Self {
             data_dir: data_dir.to_owned(),
-            volumes: Volumes::new(data_dir),
+            work_dirs,
             pool,
             backends,
             clock,
@@ -114,11 +115,6 @@ impl Maker {
             filters,
             stuck: Arc::default(),
         })
-    }
-
-    /// With other volumes, as for tests whose sandboxes are not real.
-    pub fn with_volumes(self, volumes: Volumes) -> Self {
-        Self { volumes, ..self }
     }
 
     /// Closes a bench. One that cannot be removed is kept, with its directory and its user ids, and tried again later.
@@ -168,9 +164,9 @@ impl Maker {
 
     /// A working directory with the disk quota of `limits`.
     async fn work_dir(&self, id: &SandboxId, limits: &Limits, identity: Identity) -> Result<WorkDir, Error> {
-        let (data_dir, volumes) = (self.data_dir.clone(), self.volumes.clone());
+        let work_dirs = self.work_dirs.clone();
         let (name, limits, owner) = (id.to_string(), limits.clone(), identity.host_uid());
-        Ok(off_thread(move || WorkDir::open(&data_dir, &name, &volumes, &limits, owner)).await?)
+        Ok(off_thread(move || work_dirs.open(&name, &limits, owner)).await?)
     }
 
     /// Makes a bench with the workspace as it is in `revision`; leaves nothing behind when it fails.

@@ -99,6 +99,12 @@ impl Pool {
         self.run(move |trees| trees.materialise(revision, &into, owner)).await
     }
 
+    /// Makes an empty directory the workspace with nothing in it.
+    pub async fn materialise_empty(&self, into: PathBuf, owner: Option<Owner>) -> Result<Index, Error> {
+        self.run(move |trees| trees.materialise(trees.empty()?, &into, owner))
+            .await
+    }
+
     /// Takes what a directory holds now; `base` is what it was known to hold. Without one, everything is read.
     pub async fn snapshot(&self, directory: PathBuf, base: Option<Index>) -> Result<Snapshot, Error> {
         self.run(move |trees| {

@@ -18,6 +18,7 @@ use exuvia::sandbox::disk::Volumes;
 use exuvia::store::Store;
 use exuvia::store::sqlite::Sqlite;
 use exuvia::tasks::Tasks;
+use exuvia::workdir::WorkDirs;
 use exuvia::workspace::{Pool, Trees};
 use tempfile::TempDir;
 use tonic::{Code, Status};
@@ -98,7 +99,7 @@ impl Bed {
             data_dir: data.path().to_owned(),
             backends: Backends::only(Arc::clone(&fake) as Arc<_>),
             trees: service.workspaces().clone(),
-            volumes: Volumes::folders(data.path()),
+            work_dirs: WorkDirs::new(data.path(), Volumes::folders(data.path())),
             store: Arc::clone(&store),
             clock: Arc::new(clock.clone()),
         };
@@ -216,8 +217,16 @@ fn service(data: &Path, fake: &Arc<Fake>, clock: &Later, slots: usize) -> (Servi
     let store: Arc<dyn Store> = Arc::new(Sqlite::open(data, Arc::clone(&clock)).unwrap());
     let pool = Pool::new(Trees::open(data).unwrap());
     let backends = Backends::only(Arc::clone(fake) as Arc<_>);
-    let benches = bench::Maker::new(data, pool.clone(), backends, Arc::clone(&clock), Arc::clone(&store)).unwrap();
-    let benches = benches.with_volumes(Volumes::folders(data));
+    let work_dirs = WorkDirs::new(data, Volumes::folders(data));
+    let benches = bench::Maker::new(
+        data,
+        pool.clone(),
+        backends,
+        Arc::clone(&clock),
+        Arc::clone(&store),
+        work_dirs,
+    );
+    let benches = benches.unwrap();
     let mirror = Arc::new(Mirror::open(data, Arc::clone(&clock)).unwrap());
     let shop = Shop {
         store: Arc::clone(&store),

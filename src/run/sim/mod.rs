@@ -34,6 +34,7 @@ use crate::sandbox::disk::Volumes;
 use crate::store::memory::Memory;
 use crate::store::{Created, Owner, Signal, Store};
 use crate::task::Model;
+use crate::workdir::WorkDirs;
 use crate::workspace::{Pool, TreeId, Trees};
 
 /// Tokio's time as a wall clock.
@@ -105,8 +106,9 @@ impl World {
             Backends::only(Arc::clone(&fake) as Arc<_>),
             Arc::clone(&self.clock),
             Arc::clone(&store),
+            WorkDirs::new(self.data.path(), Volumes::folders(self.data.path())),
         );
-        let benches = benches.unwrap().with_volumes(Volumes::folders(self.data.path()));
+        let benches = benches.unwrap();
         let shop = Shop {
             store,
             benches,

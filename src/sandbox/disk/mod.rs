@@ -29,7 +29,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
@@ -127,6 +127,8 @@ impl<T, E: Into<io::Error>> During<T> for Result<T, E> {
 pub struct Volumes {
     data_dir: Arc<Path>,
     quotas: Quotas,
+    /// What the host can do, found out once: it takes a walk through the mount table, which has a line for each sandbox.
+    known: Arc<[OnceLock<Result<(), String>>; 3]>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,6 +143,7 @@ impl Volumes {
         Self {
             data_dir: data_dir.into(),
             quotas: Quotas::Enforced,
+            known: Arc::default(),
         }
     }
 
@@ -154,10 +157,14 @@ impl Volumes {
 
     /// Each kind, and what this host lacks for it.
     pub fn kinds(&self) -> [(Kind, Result<(), String>); 3] {
-        Kind::ALL.map(|kind| (kind, self.lacks(kind)))
+        Kind::ALL.map(|kind| (kind, self.lacks(kind).clone()))
     }
 
-    fn lacks(&self, kind: Kind) -> Result<(), String> {
+    fn lacks(&self, kind: Kind) -> &Result<(), String> {
+        self.known[kind as usize].get_or_init(|| self.find_lack(kind))
+    }
+
+    fn find_lack(&self, kind: Kind) -> Result<(), String> {
         if !nix::unistd::geteuid().is_root() {
             return Err("the process is not root".to_owned());
         }
@@ -194,18 +201,48 @@ impl Volumes {
     /// # Errors
     /// [`Error::Unsupported`]; or what went wrong, with `dir` as it was.
     pub fn make(&self, dir: &Path, limits: &Limits, owner: u32) -> Result<Volume, Error> {
+        self.make_one(dir, self.wanted(limits)?, owner)
+    }
+
+    /// What [`Volumes::make`] would make, where that can and should be made before there is an owner.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    pub fn blank(&self, limits: &Limits) -> Result<Option<Blank>, Error> {
+        Ok(self.wanted(limits)?.and_then(|(kind, quota)| match kind {
+            Kind::Image => Some(Blank { quota }),
+            // The quota is its owner's; a tmpfs is made in no time.
+            Kind::Project | Kind::Tmpfs => None,
+        }))
+    }
+
+    /// Makes a volume ahead of its use, in `dir`. Its files are root's until it is [given](give).
+    ///
+    /// # Errors
+    /// What went wrong, with `dir` as it was.
+    pub fn make_blank(&self, dir: &Path, blank: Blank) -> Result<(), Error> {
+        self.make_one(dir, Some((Kind::Image, blank.quota)), 0).map(drop)
+    }
+
+    /// The kind of quota that limits lead to, and what it is really given.
+    fn wanted(&self, limits: &Limits) -> Result<Option<(Kind, Quota)>, Error> {
+        match (limits.disk, self.quotas) {
+            (Some(quota), Quotas::Enforced) => {
+                let kind = self.choose(limits)?;
+                Ok(Some((kind, effective(kind, quota, limits))))
+            }
+            (Some(_), Quotas::Off) | (None, Quotas::Enforced | Quotas::Off) => Ok(None),
+        }
+    }
+
+    fn make_one(&self, dir: &Path, wanted: Option<(Kind, Quota)>, owner: u32) -> Result<Volume, Error> {
         let place = dir.join(DISK);
-        let kind = match (&limits.disk, self.quotas) {
-            (Some(_), Quotas::Enforced) => Some(self.choose(limits)?),
-            (Some(_), Quotas::Off) | (None, Quotas::Enforced | Quotas::Off) => None,
-        };
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&place)
             .during(|| format!("make `{}`", place.display()))?;
         let made = (|| {
-            if let (Some(kind), Some(quota)) = (kind, limits.disk) {
-                let quota = effective(kind, quota, limits);
+            if let Some((kind, quota)) = wanted {
                 match kind {
                     Kind::Project => project::set(dir, &place, quota, owner)?,
                     Kind::Image => image::mount(&self.data_dir, &place, quota)?,
@@ -215,20 +252,12 @@ impl Volumes {
             }
             let volume = Volume {
                 dir: dir.to_owned(),
-                kind,
+                kind: wanted.map(|(kind, _)| kind),
             };
             let files = volume.workspace();
-            let is_root = nix::unistd::geteuid().is_root();
             fs::create_dir(&files)
                 .and_then(|()| fs::set_permissions(&files, fs::Permissions::from_mode(0o755)))
-                // Only root can give away; who is not root has no other users inside.
-                .and_then(|()| {
-                    if is_root {
-                        chown(&files, Some(owner), Some(owner))
-                    } else {
-                        Ok(())
-                    }
-                })
+                .and_then(|()| give(dir, owner))
                 .during(|| format!("make `{}`", files.display()))?;
             Ok(volume)
         })();
@@ -239,6 +268,24 @@ impl Volumes {
             let _ = fs::remove_dir(&place);
         }
         made
+    }
+}
+
+/// A volume that can be made ahead: those that are equal can stand for each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Blank {
+    quota: Quota,
+}
+
+/// Gives the volume in `dir` to its owner, uid and gid: its workspace, which is still empty.
+///
+/// # Errors
+/// When there is none.
+pub fn give(dir: &Path, owner: u32) -> io::Result<()> {
+    // Only root can give away; who is not root has no other users inside.
+    match nix::unistd::geteuid().is_root() {
+        true => chown(workspace(dir), Some(owner), Some(owner)),
+        false => Ok(()),
     }
 }
 
@@ -377,10 +424,12 @@ pub fn clear(dir: &Path) -> io::Result<()> {
             Ok(()) => {
                 let held = File::from(last?);
                 let around = fs::metadata(dir)?.dev();
+                let turn = Turn::wait();
                 // Without a thread it is let go here.
                 let _ = std::thread::Builder::new().name("disk-end".to_owned()).spawn(move || {
                     image::abandon(&held, around);
                     drop(held);
+                    drop(turn);
                 });
             }
             // Not, or no longer, a mount point.
@@ -390,6 +439,38 @@ pub fn clear(dir: &Path) -> io::Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Volumes that are being taken apart at a time; more wait.
+const MOST_ENDING: usize = 64;
+
+static ENDING: Mutex<usize> = Mutex::new(0);
+static ENDED: Condvar = Condvar::new();
+
+/// One of the [`MOST_ENDING`] places.
+struct Turn;
+
+impl Turn {
+    /// Blocks until there is one.
+    fn wait() -> Self {
+        let ending = ENDING.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = ENDED.wait_while(ending, |ending| *ending >= MOST_ENDING);
+        *free.unwrap_or_else(PoisonError::into_inner) += 1;
+        Self
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *ENDING.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        ENDED.notify_all();
+    }
+}
+
+/// Waits until the kernel has taken apart every volume that was [cleared](clear). Blocks.
+pub fn settle() {
+    let ending = ENDING.lock().unwrap_or_else(PoisonError::into_inner);
+    drop(ENDED.wait_while(ending, |ending| *ending > 0));
 }
 
 /// The mounts of this process's table that are below a directory, the deepest first.

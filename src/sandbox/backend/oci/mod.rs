@@ -44,6 +44,9 @@ use crate::sandbox::cgroup::{self, Hierarchies};
 use crate::sandbox::{BackendName, Error, Identity, Isolation, Life, Spec, Usage};
 
 /// Containers by the forge. Cheap to clone; all state is on disk and in the kernel.
+///
+/// What waits for the kernel or the forge is done on a thread for that. Reading a record or a counter takes less than the way
+/// to such a thread and back, and is done where it is asked for.
 #[derive(Debug, Clone)]
 pub struct Oci {
     shared: Arc<Shared>,
@@ -155,12 +158,11 @@ impl Backend for Oci {
 
     /// The guest is up since `create` and runs nothing by itself: this checks that it still is.
     async fn start(&self, sandbox: &Handle) -> Result<(), Error> {
-        let id = sandbox.id.clone();
-        self.blocking(move |shared| match shared.record(&id)?.init {
+        let id = &sandbox.id;
+        match self.shared.record(id)?.init {
             Some(init) if init.is_alive() => Ok(()),
-            Some(_) | None => Err(Error::failed("start", &id, "its first process has ended")),
-        })
-        .await
+            Some(_) | None => Err(Error::failed("start", id, "its first process has ended")),
+        }
     }
 
     /// Never waits: a queue that is full is an error.
@@ -191,15 +193,14 @@ impl Backend for Oci {
     }
 
     async fn usage(&self, sandbox: &Handle) -> Result<Usage, Error> {
-        let id = sandbox.id.clone();
-        self.blocking(move |shared| {
-            shared.record(&id)?;
-            shared
-                .group(&id)
-                .usage()
-                .map_err(|error| Error::caused("read the counters of", &id, &error))
+        let id = &sandbox.id;
+        self.shared.group(id).usage().map_err(|error| {
+            // Only where something is wrong is it asked whether there is such a sandbox.
+            match self.shared.record(id) {
+                Ok(_) => Error::caused("read the counters of", id, &error),
+                Err(gone) => gone,
+            }
         })
-        .await
     }
 
     async fn stop(&self, sandbox: &Handle, grace: Duration) -> Result<(), Error> {
@@ -263,13 +264,8 @@ impl Backend for Oci {
     }
 
     async fn life(&self, sandbox: &Handle) -> Result<Life, Error> {
-        let id = sandbox.id.clone();
-        let init = self
-            .blocking(move |shared| {
-                let init = shared.record(&id)?.init;
-                init.ok_or_else(|| Error::failed("watch", &id, "it is being created"))
-            })
-            .await?;
+        let init = self.shared.record(&sandbox.id)?.init;
+        let init = init.ok_or_else(|| Error::failed("watch", &sandbox.id, "it is being created"))?;
         Life::of(&init).map_err(|error| Error::failed("watch", &sandbox.id, error))
     }
 }
