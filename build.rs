@@ -27,7 +27,11 @@ fn main() {
 #[cfg(feature = "host")]
 fn generate(out: &Path) {
     println!("cargo::rerun-if-changed=proto");
-    let files = ["exuvia/guest/v1/guest.proto", "exuvia/v1/task.proto", "exuvia/v1/sandbox.proto"];
+    let files = [
+        "exuvia/guest/v1/guest.proto",
+        "exuvia/v1/task.proto",
+        "exuvia/v1/sandbox.proto",
+    ];
     let mut compiler = protox::Compiler::new(["proto"]).expect("the folder is there");
     if let Err(error) = compiler.include_imports(true).open_files(files) {
         panic!("{error:?}");

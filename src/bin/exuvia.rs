@@ -2,12 +2,13 @@
 
 use std::process::ExitCode;
 
-use exuvia::sandbox::backend::oci;
+use exuvia::sandbox::backend::{gvisor, oci};
 
 fn main() -> ExitCode {
     // Before any thread or runtime exists: the launcher makes namespaces and must be single-threaded.
-    if std::env::args_os().nth(1).is_some_and(|word| word == oci::LAUNCH) {
-        return oci::launch::launch_main();
+    match std::env::args_os().nth(1) {
+        Some(word) if word == oci::LAUNCH => oci::launch::launch_main(),
+        Some(word) if word == gvisor::LAUNCH => gvisor::launch_main(),
+        Some(_) | None => exuvia::cli::main(),
     }
-    exuvia::cli::main()
 }

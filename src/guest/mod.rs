@@ -1,6 +1,6 @@
 //! The in-sandbox agent: PID 1 of every sandbox, a static binary that runs in enemy land.
 //!
-//! Owns: reaping (`init`), one forked *shim* for each connection that runs one exec (`shim`), what a program is and has
+//! Owns: reaping (`init`), many connections over stdio where no socket reaches in (`mux`), one forked *shim* for each connection that runs one exec (`shim`), what a program is and has
 //! when it starts (`child`), finding and ending whole process trees (`tree`), the file plane (`files`). Depends on `wire`
 //! and on nothing else of the crate. It holds no secret, and the host believes nothing it says without a check.
 //!
@@ -10,6 +10,7 @@
 mod child;
 pub mod files;
 mod init;
+mod mux;
 mod shim;
 mod sys;
 mod tree;
@@ -26,6 +27,8 @@ enum Source {
     ListenPath(PathBuf),
     /// One inherited, connected unix socket: one exec, then the end.
     ConnectFd(RawFd),
+    /// Standard input and output, which carry all connections.
+    Stdio,
 }
 
 /// Runs the agent; returns only to end the sandbox.
@@ -41,8 +44,11 @@ pub fn main() -> ExitCode {
 }
 
 fn source() -> Result<Source, String> {
-    const USAGE: &str = "usage: exuvia-guest --listen-fd N | --listen-path PATH | --connect-fd N";
+    const USAGE: &str = "usage: exuvia-guest --listen-fd N | --listen-path PATH | --connect-fd N | --stdio";
     let mut arguments = std::env::args_os().skip(1);
+    if std::env::args_os().skip(1).eq(["--stdio"]) {
+        return Ok(Source::Stdio);
+    }
     let (Some(option), Some(value), None) = (arguments.next(), arguments.next(), arguments.next()) else {
         return Err(USAGE.to_owned());
     };

@@ -12,6 +12,7 @@
 pub mod docker;
 pub mod fake;
 pub mod guest_file;
+pub mod gvisor;
 pub mod oci;
 mod set;
 #[cfg(test)]
@@ -20,6 +21,7 @@ pub mod suite;
 pub use set::Backends;
 
 use std::fmt::Debug;
+use std::path::Path;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -37,6 +39,23 @@ pub struct Capabilities {
     /// Whether programs inside are other users to the host's kernel than any of the host's own.
     pub user_namespace: bool,
     pub freeze: bool,
+    /// The isolation levels whose sandboxes can be checkpointed and restored with their memory.
+    pub memory_snapshot: Vec<Isolation>,
+    /// What sandboxes of an isolation level do not give that others do.
+    pub lacks: Vec<(Isolation, Lack)>,
+}
+
+/// Something that a sandbox does not give, although its wall stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lack {
+    /// Memory that runs out ends the whole sandbox, not one process of it.
+    LifeAfterOutOfMemory,
+    /// `Usage::pids_refused` stays 0: forks are refused by a limit inside.
+    RefusedForksCounted,
+    /// Programs can list the numbers of the guest's descriptors, though not use them.
+    DescriptorNumbersHidden,
+    /// `/proc/PID/status` has no `NoNewPrivs`.
+    NoNewPrivsShown,
 }
 
 /// A sandbox that was created: enough to find it again.
@@ -71,5 +90,22 @@ pub trait Backend: Send + Sync + Debug {
     /// Asks the guest to end everything, and ends it after `grace`. The sandbox's files stay until `destroy`.
     async fn stop(&self, sandbox: &Handle, grace: Duration) -> Result<(), Error>;
     async fn destroy(&self, sandbox: &SandboxId) -> Result<(), Error>;
+    /// Writes the memory of a sandbox, with all that runs in it, to `dir`, which is made. The sandbox has ended then: `destroy`
+    /// it. Its workspace is not part of it. What is there afterwards when this fails: a sandbox as before, or an ended one.
+    async fn checkpoint(&self, sandbox: &Handle, _dir: &Path) -> Result<(), Error> {
+        Err(no_snapshots(&sandbox.id))
+    }
+    /// As `create` and `start`, going on from a checkpoint, as often as wanted. `spec` must have the image and mounts that the
+    /// checkpoint was made with. Commands that ran then go on, without those who had started them: their output is dropped.
+    async fn restore(&self, spec: &Spec, _dir: &Path) -> Result<Handle, Error> {
+        Err(no_snapshots(&spec.id))
+    }
     async fn list_owned(&self) -> Result<Vec<Owned>, Error>;
+}
+
+fn no_snapshots(sandbox: &SandboxId) -> Error {
+    Error::Unsupported {
+        wanted: format!("a memory snapshot of sandbox `{sandbox}`"),
+        missing: "only sandboxes with isolation `gvisor` of the `oci` backend can be checkpointed".to_owned(),
+    }
 }

@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{Action, Cause, Control, Ended, Exec, GRACE, Output, Stdin};
 use crate::error::chain;
-use crate::sandbox::{Backend, Error, Handle, Usage};
+use crate::sandbox::{Backend, Error, Handle, Isolation, Usage};
 use crate::wire::{self, Event, Stream, ended, event};
 
 /// How much longer than it has to the guest may take to answer, before it is taken for lost.
@@ -37,6 +37,7 @@ pub(in crate::sandbox) struct Place {
     pub backend: Arc<dyn Backend>,
     pub sandbox: Handle,
     pub memory_limit_bytes: u64,
+    pub isolation: Isolation,
 }
 
 /// Whether the end is judged by the sandbox's counters.
@@ -332,6 +333,17 @@ impl Driver {
         // Of a sandbox that is gone there are no counters; that adds nothing to its being lost.
         if let Ok(Some(peak)) = self.out_of_memory().await {
             let limit = self.place.memory_limit_bytes;
+            // One process has all memory of it: what runs out takes the sandbox along, and is the cause all the same.
+            if self.place.isolation == Isolation::Gvisor {
+                let cause = Cause::OutOfMemory {
+                    limit_bytes: limit,
+                    peak_bytes: peak,
+                };
+                return Ended {
+                    cause,
+                    ..Ended::lost(reason, self.begun.elapsed())
+                };
+            }
             reason = format!("{reason}, as the OOM killer struck in it (limit {limit} bytes, peak {peak} bytes)");
         }
         Ended::lost(reason, self.begun.elapsed())

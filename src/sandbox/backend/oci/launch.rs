@@ -26,7 +26,7 @@ use crate::sandbox::{Identity, Limits, Mount, image};
 
 /// All that the launcher needs to know.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Plan {
+pub(in crate::sandbox::backend) struct Plan {
     pub id: String,
     /// An empty directory to build in.
     pub stage: PathBuf,
@@ -41,16 +41,20 @@ pub(super) struct Plan {
 }
 
 /// The process number of the guest, or why there is none.
-pub(super) type Outcome = Result<i32, String>;
+pub(in crate::sandbox::backend) type Outcome = Result<i32, String>;
 
 /// The descriptor on which the guest accepts.
-const LISTENER: RawFd = 3;
+pub(in crate::sandbox::backend) const LISTENER: RawFd = 3;
 
 /// Runs the launcher. To be called first thing in `main`, before there are threads, when the first argument is
 /// [`super::LAUNCH`].
 pub fn launch_main() -> ExitCode {
-    let outcome = run();
-    let answer = serde_json::to_string(&outcome).unwrap_or_default();
+    answer(&run())
+}
+
+/// Tells the server how it went.
+pub(in crate::sandbox::backend) fn answer(outcome: &Outcome) -> ExitCode {
+    let answer = serde_json::to_string(outcome).unwrap_or_default();
     let told = io::stdout()
         .write_all(answer.as_bytes())
         .and_then(|()| io::stdout().flush());
@@ -62,31 +66,42 @@ pub fn launch_main() -> ExitCode {
 
 fn run() -> Outcome {
     place_listener().map_err(|error| format!("the launcher was given no socket: {error}"))?;
-    let Some(path) = std::env::args_os().nth(2) else {
-        return Err("the launcher was given no plan".to_owned());
-    };
-    let plan: Plan = fs::read(&path)
-        .map_err(|error| error.to_string())
-        .and_then(|text| serde_json::from_slice(&text).map_err(|error| error.to_string()))
-        .map_err(|error| format!("the launcher's plan cannot be read: {error}"))?;
+    let plan: Plan = given_plan()?;
     let guest = guest(&plan.guest).map_err(|error| format!("the guest cannot be opened: {error}"))?;
     prepare(&plan).map_err(|error| crate::error::chain(&error))?;
     contain(&plan, guest)
 }
 
+/// Reads the plan that the command line names.
+pub(in crate::sandbox::backend) fn given_plan<T: serde::de::DeserializeOwned>() -> Result<T, String> {
+    let Some(path) = std::env::args_os().nth(2) else {
+        return Err("the launcher was given no plan".to_owned());
+    };
+    fs::read(&path)
+        .map_err(|error| error.to_string())
+        .and_then(|text| serde_json::from_slice(&text).map_err(|error| error.to_string()))
+        .map_err(|error| format!("the launcher's plan cannot be read: {error}"))
+}
+
 fn prepare(plan: &Plan) -> Result<(), stage::Error> {
-    for door in &plan.doors {
+    enter_group(&plan.doors)?;
+    stage::isolate()?;
+    stage::enter(plan)
+}
+
+/// Enters the control group: from here this process is killed with it.
+pub(in crate::sandbox::backend) fn enter_group(doors: &[PathBuf]) -> Result<(), stage::Error> {
+    for door in doors {
         let step = || format!("enter `{}`", door.display());
         // Not created: a group that is gone must stay gone.
         let mut door = File::options().write(true).open(door).during(step)?;
         door.write_all(b"0").during(step)?;
     }
-    stage::isolate()?;
-    stage::enter(plan)
+    Ok(())
 }
 
 /// Moves the listener from descriptor 0 to 3, and the null device to 0. The first thing done: nothing of ours is open yet.
-fn place_listener() -> io::Result<()> {
+pub(in crate::sandbox::backend) fn place_listener() -> io::Result<()> {
     use nix::fcntl::{FcntlArg, fcntl};
     match nix::unistd::close(LISTENER) {
         // What a careless ancestor left open is of no use here.

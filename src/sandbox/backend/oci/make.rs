@@ -13,7 +13,7 @@ use super::launch::{Outcome, Plan};
 use super::record::{self, Record};
 use super::{LAUNCH, Shared, ruin, socket};
 use crate::process::Process;
-use crate::sandbox::backend::Handle;
+use crate::sandbox::backend::{Handle, gvisor};
 use crate::sandbox::{Error, Identity, Isolation, Spec, image};
 
 /// How long the launcher may take; it needs some milliseconds.
@@ -23,8 +23,9 @@ const LONGEST_REPORT: usize = 64 << 10;
 /// Places inside that are ours; nothing may be mounted at, above or below them.
 const OURS: [&str; 4] = ["/proc", "/dev", "/sys", "/.exuvia"];
 
-pub(super) fn create(shared: &Shared, spec: &Spec) -> Result<Handle, Error> {
-    check(spec)?;
+/// Makes the sandbox; `memory` is a snapshot that it goes on from.
+pub(super) fn create(shared: &Shared, spec: &Spec, memory: Option<&Path>) -> Result<Handle, Error> {
+    check(shared, spec)?;
     let handle = Handle {
         id: spec.id.clone(),
         identity: spec.identity,
@@ -39,7 +40,7 @@ pub(super) fn create(shared: &Shared, spec: &Spec) -> Result<Handle, Error> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return existing(shared, handle),
         Err(error) => return Err(Error::failed("create", &spec.id, error)),
     }
-    match build(shared, spec, root, record) {
+    match build(shared, spec, root, memory, record) {
         Ok(()) => Ok(handle),
         Err(cause) => Err(cause.after(ruin::destroy(shared, &spec.id))),
     }
@@ -59,7 +60,7 @@ fn existing(shared: &Shared, handle: Handle) -> Result<Handle, Error> {
     }
 }
 
-fn check(spec: &Spec) -> Result<(), Error> {
+fn check(shared: &Shared, spec: &Spec) -> Result<(), Error> {
     let refuse = |wanted: String, missing: &str| {
         Err(Error::Unsupported {
             wanted,
@@ -68,7 +69,12 @@ fn check(spec: &Spec) -> Result<(), Error> {
     };
     match spec.isolation {
         Isolation::Container => {}
-        Isolation::Gvisor | Isolation::Microvm => {
+        Isolation::Gvisor => {
+            if let Err(missing) = &shared.runsc {
+                return refuse("isolation `gvisor`".to_owned(), missing);
+            }
+        }
+        Isolation::Microvm => {
             let wanted = format!("isolation `{}`", spec.isolation);
             return refuse(wanted, "the `oci` backend shares the host's kernel with its containers");
         }
@@ -96,19 +102,34 @@ fn check(spec: &Spec) -> Result<(), Error> {
     Ok(())
 }
 
-fn build(shared: &Shared, spec: &Spec, root: image::Root, mut record: Record) -> Result<(), Error> {
+fn build(
+    shared: &Shared,
+    spec: &Spec,
+    root: image::Root,
+    memory: Option<&Path>,
+    mut record: Record,
+) -> Result<(), Error> {
     let id = &spec.id;
     let dir = shared.dir(id);
     let io = |error: io::Error| Error::failed("create", id, error);
     let group = shared.group(id);
-    group.create(&spec.limits).map_err(|error| match error {
+    let runsc = shared
+        .runsc
+        .as_ref()
+        .ok()
+        .filter(|_| spec.isolation == Isolation::Gvisor);
+    let limits = match runsc {
+        Some(_) => gvisor::host_limits(&spec.limits),
+        None => spec.limits.clone(),
+    };
+    group.create(&limits).map_err(|error| match error {
         crate::sandbox::cgroup::Error::NotTaken { .. } => Error::Unsupported {
             wanted: "the limits of the sandbox".to_owned(),
             missing: crate::error::chain(&error),
         },
         _ => Error::caused("create", id, &error),
     })?;
-    let listener = socket::bind(&dir).map_err(io)?;
+    let listener = socket::bind(&dir, socket::GUEST).map_err(io)?;
     fs::create_dir(dir.join("stage")).map_err(io)?;
     let plan = Plan {
         id: id.to_string(),
@@ -121,9 +142,16 @@ fn build(shared: &Shared, spec: &Spec, root: image::Root, mut record: Record) ->
         identity: spec.identity,
         limits: spec.limits.clone(),
     };
-    let plan = serde_json::to_vec(&plan).map_err(|error| Error::failed("create", id, error))?;
+    let (launcher, plan) = match runsc {
+        None => (LAUNCH, serde_json::to_vec(&plan)),
+        Some(runsc) => {
+            let plan = gvisor::Plan::new(plan, spec, runsc, memory).map_err(io)?;
+            (gvisor::LAUNCH, serde_json::to_vec(&plan))
+        }
+    };
+    let plan = plan.map_err(|error| Error::failed("create", id, error))?;
     fs::write(dir.join("plan.json"), plan).map_err(io)?;
-    let outcome = launch(shared, &dir, listener.into()).map_err(io)?;
+    let outcome = launch(shared, launcher, &dir, listener.into()).map_err(io)?;
     let pid = outcome.map_err(|reason| Error::failed("create", id, reason))?;
     let init = Process::find(pid as u32).map_err(io)?.filter(|_| group.holds(pid));
     let init = init.ok_or_else(|| Error::failed("create", id, "the guest ended at once"))?;
@@ -132,9 +160,9 @@ fn build(shared: &Shared, spec: &Spec, root: image::Root, mut record: Record) ->
 }
 
 /// Runs the launcher to its end.
-fn launch(shared: &Shared, dir: &Path, listener: OwnedFd) -> io::Result<Outcome> {
+fn launch(shared: &Shared, name: &str, dir: &Path, listener: OwnedFd) -> io::Result<Outcome> {
     let mut launcher = Command::new(&shared.launcher)
-        .arg(LAUNCH)
+        .arg(name)
         .arg(dir.join("plan.json"))
         .env_clear()
         .current_dir("/")

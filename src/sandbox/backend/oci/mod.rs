@@ -1,4 +1,5 @@
-//! The `oci` backend: containers made by `libcontainer` in a short-lived helper process, no daemon.
+//! The `oci` backend: containers made by `libcontainer` in a short-lived helper process, no daemon; with isolation `gvisor`
+//! made by `runsc` (see `backend/gvisor/mod.rs`), while everything from `owner.json` to the end of a sandbox stays the same.
 //!
 //! Owns `DATA/sandboxes/ID` (one directory per sandbox), `DATA/bin`, and the control group of each sandbox.
 //! Must not know: policies, runs, what is said to the guest.
@@ -24,8 +25,8 @@ pub mod launch;
 mod make;
 mod record;
 mod ruin;
-mod socket;
-mod stage;
+pub(super) mod socket;
+pub(super) mod stage;
 #[cfg(test)]
 mod tests;
 
@@ -40,7 +41,7 @@ use tokio::net::UnixStream;
 
 pub use record::FILE as RECORD;
 
-use super::{Backend, Capabilities, Handle, Owned, guest_file};
+use super::{Backend, Capabilities, Handle, Owned, guest_file, gvisor};
 use crate::ids::SandboxId;
 use crate::sandbox::cgroup::{self, Hierarchies};
 use crate::sandbox::{BackendName, Error, Identity, Isolation, Spec, Usage};
@@ -60,6 +61,8 @@ struct Shared {
     launcher: PathBuf,
     guest: PathBuf,
     hierarchies: Hierarchies,
+    /// For isolation `gvisor`, or why there is none.
+    runsc: Result<gvisor::Runsc, String>,
 }
 
 impl Oci {
@@ -82,6 +85,7 @@ impl Oci {
                 launcher,
                 guest,
                 hierarchies,
+                runsc: gvisor::Runsc::find(),
             })
         });
         let shared = prepared.map_err(|error| {
@@ -134,17 +138,38 @@ impl Shared {
 #[async_trait]
 impl Backend for Oci {
     fn capabilities(&self) -> Capabilities {
+        let gvisor = self.shared.runsc.is_ok().then_some(Isolation::Gvisor);
         Capabilities {
             name: BackendName::Oci,
-            isolations: vec![Isolation::Container],
+            isolations: [Isolation::Container].into_iter().chain(gvisor).collect(),
             user_namespace: true,
             freeze: true,
+            memory_snapshot: gvisor.into_iter().collect(),
+            lacks: gvisor::LACKS.map(|lack| (Isolation::Gvisor, lack)).into(),
         }
     }
 
     async fn create(&self, spec: &Spec) -> Result<Handle, Error> {
         let spec = spec.clone();
-        self.blocking(move |shared| make::create(shared, &spec)).await
+        self.blocking(move |shared| make::create(shared, &spec, None)).await
+    }
+
+    async fn checkpoint(&self, sandbox: &Handle, dir: &Path) -> Result<(), Error> {
+        let (id, dir) = (sandbox.id.clone(), dir.to_owned());
+        self.blocking(move |shared| {
+            shared.record(&id)?;
+            gvisor::snapshot::take(&shared.dir(&id), &dir).map_err(|error| error.of(&id))
+        })
+        .await
+    }
+
+    async fn restore(&self, spec: &Spec, dir: &Path) -> Result<Handle, Error> {
+        let (spec, dir) = (spec.clone(), dir.to_owned());
+        self.blocking(move |shared| {
+            gvisor::snapshot::check(&dir, &spec, shared.runsc.as_ref().ok()).map_err(|error| error.of(&spec.id))?;
+            make::create(shared, &spec, Some(&dir))
+        })
+        .await
     }
 
     /// The guest is up since `create` and runs nothing by itself: this checks that it still is.
@@ -164,7 +189,7 @@ impl Backend for Oci {
             if !dir.exists() {
                 return Err(Error::NotFound(id));
             }
-            socket::connect(&dir).map_err(|error| Error::GuestLost {
+            socket::connect(&dir, socket::GUEST).map_err(|error| Error::GuestLost {
                 sandbox: id,
                 reason: error.to_string(),
             })

@@ -22,13 +22,13 @@ use crate::sandbox::Mount as Bind;
 use crate::sandbox::image::HOSTNAME;
 
 /// Where things are once the stage has been entered.
-pub(super) const ROOT: &str = "/root";
-pub(super) const BUNDLE: &str = "/bundle";
-pub(super) const STATE: &str = "/state";
+pub(in crate::sandbox::backend) const ROOT: &str = "/root";
+pub(in crate::sandbox::backend) const BUNDLE: &str = "/bundle";
+pub(in crate::sandbox::backend) const STATE: &str = "/state";
 /// Shown in place of the host's boot id.
 pub(super) const BOOT_ID: &str = "/boot_id";
 /// Where the workspace is inside the sandbox.
-const WORKSPACE: &str = "/workspace";
+pub(in crate::sandbox::backend) const WORKSPACE: &str = "/workspace";
 
 /// Device files and their numbers; `libcontainer` binds them on.
 const DEVICES: [(&str, u64, u64); 6] = [
@@ -43,14 +43,14 @@ const DEVICES: [(&str, u64, u64); 6] = [
 /// A step that failed.
 #[derive(Debug, thiserror::Error)]
 #[error("could not {step}")]
-pub(super) struct Error {
+pub(in crate::sandbox::backend) struct Error {
     step: String,
     #[source]
     source: io::Error,
 }
 
 /// Names the step that an error belongs to.
-pub(super) trait During<T> {
+pub(in crate::sandbox::backend) trait During<T> {
     fn during(self, step: impl FnOnce() -> String) -> Result<T, Error>;
 }
 
@@ -64,7 +64,7 @@ impl<T, E: Into<io::Error>> During<T> for Result<T, E> {
 }
 
 /// Leaves the host's namespaces for fresh ones. The caller is in the sandbox's control group already.
-pub(super) fn isolate() -> Result<(), Error> {
+pub(in crate::sandbox::backend) fn isolate() -> Result<(), Error> {
     let fresh = CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWNET
         | CloneFlags::CLONE_NEWIPC
@@ -87,8 +87,24 @@ fn loopback_up() -> Result<(), libcontainer::network::NetworkError> {
     LinkClient::new(create_network_client())?.set_up(LOOPBACK)
 }
 
+/// Where the workspace is to be seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::sandbox::backend) enum Workspace {
+    InRoot,
+    /// Its place in the root is an empty directory: whoever runs the container mounts it there.
+    Apart,
+}
+
 /// Builds the stage and makes it the root of this process.
 pub(super) fn enter(plan: &Plan) -> Result<(), Error> {
+    build(plan, Workspace::InRoot)?;
+    bundle::write(plan, &below(&plan.stage, Path::new(BUNDLE))).during(|| "write the bundle".to_owned())?;
+    step_in(&plan.stage)?;
+    show_processes()
+}
+
+/// Builds the stage.
+pub(in crate::sandbox::backend) fn build(plan: &Plan, workspace: Workspace) -> Result<(), Error> {
     let stage = &plan.stage;
     umask(Mode::from_bits_truncate(0o022));
     // With devices: those that are bound on from here must work.
@@ -109,16 +125,22 @@ pub(super) fn enter(plan: &Plan) -> Result<(), Error> {
     boot_id
         .and_then(|id| fs::write(below(stage, Path::new(BOOT_ID)), id))
         .during(|| "make up a boot id".to_owned())?;
-    root(plan, &below(stage, Path::new(ROOT)))?;
-    bundle::write(plan, &below(stage, Path::new(BUNDLE))).during(|| "write the bundle".to_owned())?;
+    root(plan, &below(stage, Path::new(ROOT)), workspace)
+}
 
+/// Makes the stage the root of this process.
+pub(in crate::sandbox::backend) fn step_in(stage: &Path) -> Result<(), Error> {
     chdir(stage)
         .and_then(|()| pivot_root(".", "."))
         .during(|| "enter the stage".to_owned())?;
     // Both roots are at "." now, the host's on top.
     umount2(".", MntFlags::MNT_DETACH)
         .and_then(|()| chdir("/"))
-        .during(|| "leave the host's root".to_owned())?;
+        .during(|| "leave the host's root".to_owned())
+}
+
+/// Mounts `/proc`, of the PID namespace that this process is in.
+pub(in crate::sandbox::backend) fn show_processes() -> Result<(), Error> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>).during(|| "mount /proc".to_owned())
 }
@@ -144,7 +166,7 @@ fn devices(dev: &Path) -> Result<(), Error> {
 }
 
 /// Builds the container's root at `root`.
-fn root(plan: &Plan, root: &Path) -> Result<(), Error> {
+fn root(plan: &Plan, root: &Path, workspace: Workspace) -> Result<(), Error> {
     // Ours lies over the image's: mount points are real directories, whatever an image has in their place.
     let ours = if plan.root.lower.is_some() {
         plan.stage.join("ours")
@@ -193,9 +215,9 @@ fn root(plan: &Plan, root: &Path) -> Result<(), Error> {
     for at in binds() {
         place(root, at, hard)?;
     }
-    if let Some(workspace) = &plan.workspace {
+    if let Some(source) = plan.workspace.as_ref().filter(|_| workspace == Workspace::InRoot) {
         let at = Bind {
-            source: workspace.clone(),
+            source: source.clone(),
             target: WORKSPACE.into(),
         };
         place(root, &at, MsFlags::MS_NOSUID | MsFlags::MS_NODEV)?;
@@ -207,7 +229,7 @@ fn root(plan: &Plan, root: &Path) -> Result<(), Error> {
 }
 
 /// Binds one host path below `root`, without what is mounted below it.
-fn place(root: &Path, at: &Bind, flags: MsFlags) -> Result<(), Error> {
+pub(in crate::sandbox::backend) fn place(root: &Path, at: &Bind, flags: MsFlags) -> Result<(), Error> {
     let step = || format!("bind `{}` at `{}`", at.source.display(), at.target.display());
     let from = source(&at.source).during(step)?;
     let top = open(
@@ -262,7 +284,7 @@ fn by_descriptor(file: &OwnedFd) -> PathBuf {
 }
 
 /// `path`, which is absolute, below `dir`.
-fn below(dir: &Path, path: &Path) -> PathBuf {
+pub(in crate::sandbox::backend) fn below(dir: &Path, path: &Path) -> PathBuf {
     dir.join(path.strip_prefix("/").unwrap_or(path))
 }
 
@@ -281,11 +303,11 @@ fn parent(path: &Path) -> Result<(), Error> {
     path.parent().map_or(Ok(()), make_dir)
 }
 
-fn make_dir(path: &Path) -> Result<(), Error> {
+pub(in crate::sandbox::backend) fn make_dir(path: &Path) -> Result<(), Error> {
     fs::create_dir_all(path).during(|| format!("make `{}`", path.display()))
 }
 
-fn make_file(path: &Path) -> Result<(), Error> {
+pub(in crate::sandbox::backend) fn make_file(path: &Path) -> Result<(), Error> {
     parent(path)?;
     fs::OpenOptions::new()
         .create(true)

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::Case;
+use crate::sandbox::backend::Lack;
 use crate::sandbox::exec::{Cause, Stdin};
 use crate::sandbox::{Command, Output};
 
@@ -167,10 +168,10 @@ pub async fn programs_have_no_power(case: &Case) {
     for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
         assert_eq!(field(set), "0000000000000000", "{set}");
     }
-    assert_eq!(
-        (field("NoNewPrivs"), field("Seccomp"), field("Groups")),
-        ("1".to_owned(), "2".to_owned(), String::new())
-    );
+    assert_eq!((field("Seccomp"), field("Groups")), ("2".to_owned(), String::new()));
+    if !case.lacks(Lack::NoNewPrivsShown) {
+        assert_eq!(field("NoNewPrivs"), "1");
+    }
     let user = case.sandbox.handle().user.to_string();
     let four = [user.as_str(); 4].join("\t");
     assert_eq!((field("Uid"), field("Gid")), (four.clone(), four));

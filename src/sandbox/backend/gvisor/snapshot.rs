@@ -1,0 +1,155 @@
+//! Memory snapshots: a sandbox with all that runs in it as files, to go on from later, more than once.
+//!
+//! A snapshot is a directory: what `runsc checkpoint` wrote, and `snapshot.json`, which says what a sandbox must be like to go
+//! on from it. It is as confidential as the memory that it holds, and is trusted: it must come from a checkpoint of this host.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::launch::{self, CONTROL, MEMORY};
+use super::{Runsc, supervise};
+use crate::ids::SandboxId;
+use crate::sandbox::backend::oci::socket;
+use crate::sandbox::{self, Isolation, Spec};
+
+const FACTS: &str = "snapshot.json";
+const FORMAT: u32 = 1;
+/// For a checkpoint: some milliseconds for each megabyte in use.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// Why there is no snapshot, or why it is not used.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::sandbox::backend) enum Error {
+    #[error("{0}")]
+    Unsupported(String),
+    #[error("{doing}: {source}")]
+    Io {
+        doing: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl Error {
+    pub fn of(self, id: &SandboxId) -> sandbox::Error {
+        match self {
+            Self::Unsupported(missing) => sandbox::Error::Unsupported {
+                wanted: format!("a memory snapshot of sandbox `{id}`"),
+                missing,
+            },
+            other @ (Self::Io { .. } | Self::Refused(_)) => sandbox::Error::failed("checkpoint or restore", id, other),
+        }
+    }
+}
+
+fn io(doing: &'static str) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::Io { doing, source }
+}
+
+/// What a sandbox must be like.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Facts {
+    format: u32,
+    /// Its memory is laid out by this version.
+    pub runsc: String,
+    /// The hash of all that is mounted: restored memory holds open files in it.
+    pub shape: String,
+}
+
+impl Facts {
+    pub fn new(runsc: &Runsc, shape: String) -> Self {
+        Self {
+            format: FORMAT,
+            runsc: runsc.version.clone(),
+            shape,
+        }
+    }
+
+    pub fn write(&self, dir: &Path) -> io::Result<()> {
+        fs::write(dir.join(FACTS), serde_json::to_vec(self)?)
+    }
+}
+
+/// Takes a snapshot of the sandbox in `home`.
+pub(in crate::sandbox::backend) fn take(home: &Path, dir: &Path) -> Result<(), Error> {
+    let mut control = match socket::connect(home, CONTROL) {
+        Ok(control) => control,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(Error::Unsupported("only isolation `gvisor` has one".to_owned()));
+        }
+        Err(error) => return Err(io("it does not answer")(error)),
+    };
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(io("make the directory"))?;
+    let mut answer = String::new();
+    control
+        .set_nonblocking(false)
+        .and_then(|()| control.set_read_timeout(Some(DEADLINE)))
+        .and_then(|()| writeln!(control, "{}", supervise::CHECKPOINT))
+        .and_then(|()| control.read_to_string(&mut answer))
+        .map_err(io("ask for it"))?;
+    let outcome: Result<(), String> =
+        serde_json::from_str(&answer).map_err(|_| Error::Refused("its supervisor ended meanwhile".to_owned()))?;
+    outcome.map_err(Error::Refused)?;
+    let files = fs::read_dir(home.join(MEMORY)).map_err(io("list it"))?;
+    for file in files.flatten() {
+        carry(&file.path(), &dir.join(file.file_name())).map_err(io("move it"))?;
+    }
+    // Last: with it the snapshot is whole.
+    carry(&home.join(launch::FACTS), &dir.join(FACTS)).map_err(io("move it"))
+}
+
+/// Moves a file, to another file system too.
+fn carry(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::rename(from, to) {
+        Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+            fs::copy(from, to)?;
+            fs::remove_file(from)
+        }
+        other => other,
+    }
+}
+
+/// Whether a sandbox of this `spec` can go on from the snapshot.
+pub(in crate::sandbox::backend) fn check(dir: &Path, spec: &Spec, runsc: Option<&Runsc>) -> Result<(), Error> {
+    let (Isolation::Gvisor, Some(runsc)) = (spec.isolation, runsc) else {
+        return Err(Error::Unsupported(
+            "only isolation `gvisor` can go on from one".to_owned(),
+        ));
+    };
+    let text = fs::read(dir.join(FACTS)).map_err(io("read the snapshot"))?;
+    let found: Facts = serde_json::from_slice(&text)
+        .map_err(|_| Error::Refused(format!("`{}` is not of this version", dir.join(FACTS).display())))?;
+    let wanted = Facts::new(runsc, shape(spec));
+    match found == wanted {
+        true => Ok(()),
+        false if found.runsc != wanted.runsc => Err(Error::Refused(format!(
+            "the snapshot was made by runsc {}, and this host has {}",
+            found.runsc, wanted.runsc
+        ))),
+        false => Err(Error::Refused(
+            "the snapshot is of a sandbox with another image, other mounts or other limits of its files".to_owned(),
+        )),
+    }
+}
+
+/// What restored memory relies on.
+pub(in crate::sandbox::backend) fn shape(spec: &Spec) -> String {
+    let parts: (_, _, _, Vec<(&PathBuf, &PathBuf)>) = (
+        spec.image.to_string(),
+        spec.workspace.is_some(),
+        spec.limits.tmp_bytes,
+        spec.mounts.iter().map(|mount| (&mount.source, &mount.target)).collect(),
+    );
+    blake3::hash(format!("{parts:?}").as_bytes()).to_hex().to_string()
+}

@@ -1,0 +1,236 @@
+//! The supervisor: PID 1 of the namespace that `runsc` runs in, and the way between clients and the guest.
+//!
+//! It starts the sandbox, reaps whatever ends, passes each connection on over the pipes, and ends when the guest's pipe has.
+//! The kernel ends everything in the namespace with it. It sees what is on the stage and nothing else of the host.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::Stdio;
+use std::time::Duration;
+
+use nix::fcntl::OFlag;
+use nix::poll::PollTimeout;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{Pid, pipe2};
+
+use super::{launch, place, program};
+use crate::sandbox::backend::oci::stage;
+use crate::wire::mux::{News, Side};
+use crate::wire::pump::Pump;
+
+/// What is reported once the sandbox runs.
+pub(super) const READY: &str = "ready";
+/// What a client of the control socket asks.
+pub(super) const CHECKPOINT: &str = "checkpoint";
+/// The one container of this `runsc` root.
+const ID: &str = "sandbox";
+/// How long a client of the control socket may take to say what it wants; it is the server.
+const ASKED: Duration = Duration::from_secs(5);
+/// Longest part of `runsc`'s own log that is told.
+const TOLD: usize = 2000;
+
+/// How the sandbox comes to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Begin {
+    Fresh,
+    Restored,
+}
+
+/// Runs until the sandbox has ended. Says on `starting` how the start went.
+pub(super) fn run(begin: Begin, listener: UnixListener, control: UnixListener, starting: File) -> io::Result<()> {
+    let signals = signals()?;
+    let pump = match start(begin) {
+        Ok(pump) => pump,
+        Err(error) => {
+            launch::report(starting, &format!("runsc did not start the sandbox: {error}"))?;
+            return Err(error);
+        }
+    };
+    launch::report(starting, READY)?;
+    for socket in [&listener, &control] {
+        socket.set_nonblocking(true)?;
+    }
+    let supervisor = Supervisor {
+        pump,
+        signals,
+        listener: Some(listener),
+        control,
+        asking: None,
+    };
+    supervisor.serve()
+}
+
+fn signals() -> io::Result<SignalFd> {
+    let mut mask = SigSet::empty();
+    mask.add(Signal::SIGCHLD);
+    mask.add(Signal::SIGTERM);
+    mask.thread_block()?;
+    let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+    Ok(SignalFd::with_flags(&mask, flags)?)
+}
+
+/// Starts the sandbox with a pipe each way.
+fn start(begin: Begin) -> io::Result<Pump> {
+    let (guest_reads, to): (OwnedFd, OwnedFd) = pipe2(OFlag::O_CLOEXEC)?;
+    let (from, guest_writes): (OwnedFd, OwnedFd) = pipe2(OFlag::O_CLOEXEC)?;
+    let mut command = match begin {
+        Begin::Fresh => program::call("run"),
+        Begin::Restored => {
+            let mut command = program::call("restore");
+            command.arg(format!("--image-path={}", place::IMAGE));
+            command
+        }
+    };
+    command
+        .arg("--detach")
+        .arg(format!("--bundle={}", stage::BUNDLE))
+        .arg(ID)
+        .stdin(Stdio::from(guest_reads))
+        .stdout(Stdio::from(guest_writes));
+    let status = command.status()?;
+    // The guest's ends are in there: a pipe ends when its last holder does.
+    drop(command);
+    if !status.success() {
+        return Err(io::Error::other(told(&status.to_string())));
+    }
+    let mut pump = Pump::new(Side::Host, from, to)?;
+    if begin == Begin::Restored {
+        pump.mux.resume(true);
+    }
+    Ok(pump)
+}
+
+/// Why a call failed: the last of what `runsc` wrote, else `otherwise`.
+fn told(otherwise: &str) -> String {
+    let log = fs::read(place::LOG).unwrap_or_default();
+    let log = String::from_utf8_lossy(&log);
+    let last = log
+        .lines()
+        .rev()
+        .find(|line| !line.trim().is_empty())
+        .unwrap_or(otherwise);
+    last.chars().take(TOLD).collect()
+}
+
+struct Supervisor {
+    pump: Pump,
+    signals: SignalFd,
+    /// None once the guest is gone.
+    listener: Option<UnixListener>,
+    control: UnixListener,
+    /// Who waits for a checkpoint.
+    asking: Option<UnixStream>,
+}
+
+impl Supervisor {
+    fn serve(mut self) -> io::Result<()> {
+        loop {
+            // A client that comes while there is no room waits in the socket's queue.
+            let listener = self.listener.as_ref().filter(|_| self.pump.mux.can_open());
+            let others = [
+                Some(self.signals.as_fd()),
+                Some(self.control.as_fd()),
+                listener.map(AsFd::as_fd),
+            ];
+            let others: Vec<_> = others.into_iter().flatten().collect();
+            let turn = match self.pump.turn(&others, PollTimeout::NONE) {
+                // The guest broke the rules: nothing that it says counts any more.
+                Err(error) if error.kind() == ErrorKind::InvalidData => return Err(error),
+                turn => turn?,
+            };
+            let is_ready = |at: usize| turn.ready.get(at) == Some(&true);
+            if is_ready(0) {
+                self.signalled();
+            }
+            if is_ready(1) {
+                self.asked();
+            }
+            if is_ready(2) {
+                self.accept();
+            }
+            if turn.news.contains(&News::Paused) {
+                self.checkpoint();
+            }
+            if self.pump.is_lost() {
+                // Whoever waits in the queue hears of it.
+                self.listener = None;
+                if self.pump.is_idle() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn signalled(&mut self) {
+        while let Ok(Some(signal)) = self.signals.read_signal() {
+            if signal.ssi_signo == Signal::SIGTERM as u32 {
+                self.pump.mux.end_all();
+            }
+        }
+        // Of what `runsc` leaves to us nobody wants to know how it ended; the pipe tells of the end that counts.
+        while !matches!(
+            waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)),
+            Ok(WaitStatus::StillAlive) | Err(_)
+        ) {}
+    }
+
+    fn accept(&mut self) {
+        let accepted = self.listener.as_ref().map(UnixListener::accept);
+        // Gone again, or out of descriptors: the others go on.
+        if let Some(Ok((client, _))) = accepted {
+            let id = self.pump.mux.open();
+            if self.pump.attach(id, client).is_err() {
+                self.pump.mux.close(id);
+            }
+        }
+    }
+
+    fn asked(&mut self) {
+        let Ok((client, _)) = self.control.accept() else { return };
+        let mut line = String::new();
+        let read = client
+            .set_nonblocking(false)
+            .and_then(|()| client.set_read_timeout(Some(ASKED)))
+            .and_then(|()| BufReader::new(&client).read_line(&mut line));
+        let problem = match (read, line.trim_end()) {
+            (Ok(_), CHECKPOINT) if self.asking.is_none() && !self.pump.is_lost() => {
+                self.pump.mux.pause();
+                self.asking = Some(client);
+                return;
+            }
+            (Ok(_), CHECKPOINT) => "it has ended, or is being checkpointed already",
+            (Ok(_), _) | (Err(_), _) => "the supervisor does not know what is asked",
+        };
+        tell(client, &Err(problem.to_owned()));
+    }
+
+    /// The guest is quiet: nothing is in the pipes.
+    fn checkpoint(&mut self) {
+        let Some(client) = self.asking.take() else { return };
+        let status = program::call("checkpoint")
+            .arg(format!("--image-path={}", place::MEMORY))
+            // Fast; whoever keeps it for long can compress it later.
+            .arg("--compression=none")
+            .arg(ID)
+            .status();
+        let outcome = match status {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(told(&status.to_string())),
+            Err(error) => Err(error.to_string()),
+        };
+        if outcome.is_err() {
+            self.pump.mux.resume(false);
+        }
+        tell(client, &outcome);
+    }
+}
+
+/// Best effort: who has gone hears nothing.
+fn tell(mut client: UnixStream, outcome: &Result<(), String>) {
+    let text = serde_json::to_string(outcome).unwrap_or_default();
+    let _ = client.write_all(text.as_bytes());
+}
