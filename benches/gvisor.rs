@@ -99,7 +99,7 @@ async fn measure(rounds: usize) -> Result<()> {
         }
     }
     println!("load after: {}\n", fs::read_to_string("/proc/loadavg")?.trim());
-    println!("{rounds} rounds, runsc {}; milliseconds\n", runsc.version);
+    println!("{rounds} rounds, runsc {}; milliseconds\n", runsc.version()?);
     println!("{:42} {:>8} {:>8} {:>8}", "", "p50", "p99", "least");
     for (name, mut took) in CASES.into_iter().zip(took) {
         took.sort_unstable();

@@ -78,6 +78,8 @@ fn harden(source: Source) -> io::Result<Opened> {
         Source::ConnectFd(fd) => Opened::Connected(keep(fd)?.into()),
         Source::Stdio => {
             sys::close_range(3, u32::MAX, false)?;
+            // gVisor makes these whatever it is told. They are its own, and nobody needs them.
+            let _ = (fs::remove_file("/dev/fuse"), fs::remove_dir_all("/dev/net"));
             Opened::Stdio
         }
         Source::ListenPath(path) => {

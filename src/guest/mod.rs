@@ -12,7 +12,7 @@ pub mod files;
 mod init;
 mod mux;
 mod shim;
-mod sys;
+pub(crate) mod sys;
 mod tree;
 
 use std::os::fd::RawFd;

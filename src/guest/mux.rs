@@ -24,6 +24,9 @@ use crate::wire::pump::Pump;
 pub fn start() -> io::Result<(OwnedFd, Pid)> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let (handoff, ours) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
+    let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
+    // The host's own file: programs could open it through /proc.
+    nix::unistd::dup2_stderr(&null)?;
     match sys::fork()? {
         ForkResult::Child => {
             drop(handoff);
@@ -31,7 +34,6 @@ pub fn start() -> io::Result<(OwnedFd, Pid)> {
         }
         ForkResult::Parent { child } => {
             // The pipes are the mux's alone; programs are given descriptors of their own.
-            let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
             nix::unistd::dup2_stdin(&null)?;
             nix::unistd::dup2_stdout(&null)?;
             Ok((handoff, child))

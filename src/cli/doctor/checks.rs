@@ -9,7 +9,7 @@ use super::{Finding, State};
 use crate::cli::Error;
 use crate::error::Kind;
 use crate::sandbox::backend::docker::Docker;
-use crate::sandbox::backend::gvisor::Runsc;
+use crate::sandbox::backend::gvisor::{Runsc, is_safe_with_devices};
 use crate::sandbox::backend::oci::Oci;
 use crate::sandbox::cgroup::{Controller, Hierarchies, Version};
 use crate::sandbox::identity::Claim;
@@ -203,8 +203,9 @@ async fn docker(data_dir: &Path) -> Finding {
 /// Of the `oci` backend. Looks at the program only: a sandbox with it takes longer than one wants to wait here.
 fn gvisor() -> Finding {
     const NAME: &str = "isolation `gvisor`";
-    let runsc = match Runsc::find() {
-        Ok(runsc) => runsc,
+    let found = Runsc::find().and_then(|runsc| Ok((runsc.version()?, runsc.path)));
+    let (version, path) = match found {
+        Ok(found) => found,
         Err(missing) => {
             return Finding::new(
                 NAME,
@@ -214,12 +215,8 @@ fn gvisor() -> Finding {
             );
         }
     };
-    let found = format!(
-        "runsc {} at `{}`, with the `oci` backend",
-        runsc.version,
-        runsc.path.display()
-    );
-    if runsc.is_safe_with_devices() {
+    let found = format!("runsc {version} at `{}`, with the `oci` backend", path.display());
+    if is_safe_with_devices(&version) {
         return Finding::new(NAME, State::Ok, found, "");
     }
     Finding::new(

@@ -54,8 +54,11 @@ pub enum Lack {
     RefusedForksCounted,
     /// Programs can list the numbers of the guest's descriptors, though not use them.
     DescriptorNumbersHidden,
-    /// `/proc/PID/status` has no `NoNewPrivs`.
-    NoNewPrivsShown,
+    /// `/proc/PID/status` has no lines `NoNewPrivs`, `CapAmb`, `SigBlk` and `SigIgn`.
+    WholeStatusShown,
+    /// File calls follow the magic links of `/proc`, within the sandbox and with no more rights than its programs have: there
+    /// is no openat2.
+    MagicLinksRefused,
 }
 
 /// A sandbox that was created: enough to find it again.

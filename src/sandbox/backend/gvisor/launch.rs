@@ -27,7 +27,7 @@ pub(super) const CONTROL: &str = "control.sock";
 pub(super) const MEMORY: &str = "memory";
 
 /// In a sandbox's directory: what another must be like to go on from a checkpoint of this one.
-pub(super) const FACTS: &str = "snapshot.json";
+pub(super) const SHAPE: &str = "shape";
 
 /// Tasks that gVisor needs for itself, with all its threads.
 const OVERHEAD_PIDS: u32 = 192;
@@ -64,7 +64,7 @@ impl Plan {
             image: image.map(fs::canonicalize).transpose()?,
         };
         fs::DirBuilder::new().mode(0o700).create(plan.home().join(MEMORY))?;
-        snapshot::Facts::new(runsc, snapshot::shape(spec)).write(plan.home())?;
+        fs::write(plan.home().join(SHAPE), snapshot::shape(spec))?;
         Ok(plan)
     }
 

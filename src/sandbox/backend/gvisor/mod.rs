@@ -33,17 +33,18 @@ mod tests;
 use super::Lack;
 pub use launch::launch_main;
 pub(super) use launch::{Plan, host_limits};
-pub use program::Runsc;
+pub use program::{Runsc, is_safe_with_devices};
 
 /// The hidden sub-command under which a binary that uses this backend must call [`launch_main`].
 pub const LAUNCH: &str = "internal-gvisor-launch";
 
 /// What this isolation does not give.
-pub(super) const LACKS: [Lack; 4] = [
+pub(super) const LACKS: [Lack; 5] = [
     Lack::LifeAfterOutOfMemory,
     Lack::RefusedForksCounted,
     Lack::DescriptorNumbersHidden,
-    Lack::NoNewPrivsShown,
+    Lack::WholeStatusShown,
+    Lack::MagicLinksRefused,
 ];
 
 /// Where the guest is inside. Programs may read it; it tells nothing.

@@ -15,16 +15,14 @@ const OLDEST: u32 = 2023_0801;
 /// Before this, a device node in an image could reach the host's device (CVE-2026-96812).
 const SAFE_DEVICES: u32 = 2026_0925;
 
-/// A `runsc` that can be used.
+/// A `runsc` that may be run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Runsc {
     pub path: PathBuf,
-    /// As it says itself, `release-20240729.0` or `0.0~20240729.0`.
-    pub version: String,
 }
 
 impl Runsc {
-    /// Looks at `EXUVIA_RUNSC`, along the `PATH`, and where `make setup` puts it.
+    /// Looks at `EXUVIA_RUNSC`, along the `PATH`, and where `make setup` puts it. Runs nothing: it is asked for by every sandbox.
     ///
     /// # Errors
     /// What is missing, in words.
@@ -53,7 +51,16 @@ impl Runsc {
         if !is_ours || metadata.permissions().mode() & 0o022 != 0 {
             return Err(cannot("others could have written it".to_owned()));
         }
-        let said = Command::new(&path)
+        Ok(Self { path })
+    }
+
+    /// As it says itself, `release-20240729.0` or `0.0~20240729.0`.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub fn version(&self) -> Result<String, String> {
+        let cannot = |why: String| format!("`{}` cannot be used: {why}", self.path.display());
+        let said = Command::new(&self.path)
             .arg("--version")
             .env_clear()
             .stdin(Stdio::null())
@@ -65,17 +72,14 @@ impl Runsc {
         let version = version.ok_or_else(|| cannot("it does not tell its version".to_owned()))?;
         match date(version) {
             Some(date) if date < OLDEST => Err(cannot(format!("{version} is too old, before August 2023"))),
-            Some(_) | None => Ok(Self {
-                version: version.to_owned(),
-                path,
-            }),
+            Some(_) | None => Ok(version.to_owned()),
         }
     }
+}
 
-    /// Whether it has the fix for device nodes in images. A version that does not tell its date is not trusted to.
-    pub fn is_safe_with_devices(&self) -> bool {
-        date(&self.version).is_some_and(|date| date >= SAFE_DEVICES)
-    }
+/// Whether this version has the fix for device nodes in images. One that does not tell its date is not trusted to.
+pub fn is_safe_with_devices(version: &str) -> bool {
+    date(version).is_some_and(|date| date >= SAFE_DEVICES)
 }
 
 /// Year, month and day as one number.
@@ -144,15 +148,8 @@ mod tests {
         ]
         .map(date);
         assert_eq!(dates, [Some(20_240_729), Some(20_240_729), Some(20_260_928), None]);
-        let is_safe = |version: &str| {
-            let runsc = Runsc {
-                path: "/runsc".into(),
-                version: version.into(),
-            };
-            runsc.is_safe_with_devices()
-        };
         assert_eq!(
-            ["0.0~20240729.0", "release-20261001.0", "?"].map(is_safe),
+            ["0.0~20240729.0", "release-20261001.0", "?"].map(is_safe_with_devices),
             [false, true, false]
         );
     }
@@ -165,7 +162,7 @@ mod tests {
             fs::write(&path, text).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             Runsc::at(&path)
-                .map(|runsc| runsc.version)
+                .and_then(|runsc| runsc.version())
                 .map_err(|why| why.rsplit(": ").next().unwrap().to_owned())
         };
         assert_eq!(write("#!/bin/sh\necho runsc version x", 0o755), Ok("x".to_owned()));

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::launch::{self, CONTROL, MEMORY};
+use super::launch::{CONTROL, MEMORY, SHAPE};
 use super::{Runsc, supervise};
 use crate::ids::SandboxId;
 use crate::sandbox::backend::oci::socket;
@@ -55,30 +55,26 @@ fn io(doing: &'static str) -> impl FnOnce(io::Error) -> Error {
 
 /// What a sandbox must be like.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Facts {
+struct Facts {
     format: u32,
     /// Its memory is laid out by this version.
-    pub runsc: String,
+    runsc: String,
     /// The hash of all that is mounted: restored memory holds open files in it.
-    pub shape: String,
+    shape: String,
 }
 
 impl Facts {
-    pub fn new(runsc: &Runsc, shape: String) -> Self {
-        Self {
+    fn new(runsc: &Runsc, shape: String) -> Result<Self, Error> {
+        Ok(Self {
             format: FORMAT,
-            runsc: runsc.version.clone(),
+            runsc: runsc.version().map_err(Error::Unsupported)?,
             shape,
-        }
-    }
-
-    pub fn write(&self, dir: &Path) -> io::Result<()> {
-        fs::write(dir.join(FACTS), serde_json::to_vec(self)?)
+        })
     }
 }
 
 /// Takes a snapshot of the sandbox in `home`.
-pub(in crate::sandbox::backend) fn take(home: &Path, dir: &Path) -> Result<(), Error> {
+pub(in crate::sandbox::backend) fn take(home: &Path, dir: &Path, runsc: Option<&Runsc>) -> Result<(), Error> {
     let mut control = match socket::connect(home, CONTROL) {
         Ok(control) => control,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -91,6 +87,9 @@ pub(in crate::sandbox::backend) fn take(home: &Path, dir: &Path) -> Result<(), E
         .mode(0o700)
         .create(dir)
         .map_err(io("make the directory"))?;
+    let runsc = runsc.ok_or_else(|| Error::Unsupported("`runsc` is not there any more".to_owned()))?;
+    let shape = fs::read_to_string(home.join(SHAPE)).map_err(io("read its shape"))?;
+    let facts = Facts::new(runsc, shape)?;
     let mut answer = String::new();
     control
         .set_nonblocking(false)
@@ -106,7 +105,8 @@ pub(in crate::sandbox::backend) fn take(home: &Path, dir: &Path) -> Result<(), E
         carry(&file.path(), &dir.join(file.file_name())).map_err(io("move it"))?;
     }
     // Last: with it the snapshot is whole.
-    carry(&home.join(launch::FACTS), &dir.join(FACTS)).map_err(io("move it"))
+    let facts = serde_json::to_vec(&facts).map_err(|error| Error::Refused(error.to_string()))?;
+    fs::write(dir.join(FACTS), facts).map_err(io("write what it is"))
 }
 
 /// Moves a file, to another file system too.
@@ -130,7 +130,7 @@ pub(in crate::sandbox::backend) fn check(dir: &Path, spec: &Spec, runsc: Option<
     let text = fs::read(dir.join(FACTS)).map_err(io("read the snapshot"))?;
     let found: Facts = serde_json::from_slice(&text)
         .map_err(|_| Error::Refused(format!("`{}` is not of this version", dir.join(FACTS).display())))?;
-    let wanted = Facts::new(runsc, shape(spec));
+    let wanted = Facts::new(runsc, shape(spec))?;
     match found == wanted {
         true => Ok(()),
         false if found.runsc != wanted.runsc => Err(Error::Refused(format!(

@@ -18,6 +18,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, pipe2};
 
 use super::{launch, place, program};
+use crate::guest::sys;
 use crate::sandbox::backend::oci::stage;
 use crate::wire::mux::{News, Side};
 use crate::wire::pump::Pump;
@@ -50,6 +51,7 @@ pub(super) fn run(begin: Begin, listener: UnixListener, control: UnixListener, s
             return Err(error);
         }
     };
+    give_up_power()?;
     launch::report(starting, READY)?;
     for socket in [&listener, &control] {
         socket.set_nonblocking(true)?;
@@ -62,6 +64,13 @@ pub(super) fn run(begin: Begin, listener: UnixListener, control: UnixListener, s
         asking: None,
     };
     supervisor.serve()
+}
+
+/// Keeps the files of uid 0 on the stage, and nothing else of root: from here on it reads what a guest sends.
+fn give_up_power() -> io::Result<()> {
+    nix::sys::prctl::set_no_new_privs()?;
+    sys::drop_bounding_set();
+    Ok(sys::limit_capabilities(0)?)
 }
 
 fn signals() -> io::Result<SignalFd> {

@@ -11,7 +11,7 @@ use super::Runsc;
 use crate::sandbox::backend::oci::Oci;
 use crate::sandbox::backend::suite::{self, Subject};
 use crate::sandbox::exec::Cause;
-use crate::sandbox::{Backend, Command, Error, ImageRef, Isolation, Sandbox, Spec, seccomp};
+use crate::sandbox::{Command, Error, ImageRef, Isolation, Sandbox, Spec, seccomp};
 
 /// The program that the launcher is part of: cargo puts it beside the folder of this test.
 fn launcher() -> Result<PathBuf, String> {
@@ -27,7 +27,7 @@ fn launcher() -> Result<PathBuf, String> {
 }
 
 async fn setup() -> Result<Subject, String> {
-    Runsc::find()?;
+    Runsc::find()?.version()?;
     // One for all cases, and for all runs: it holds nothing but the guest when they are over.
     let data = Path::new(concat!(env!("OUT_DIR"), "/gvisor-suite"));
     let oci = Oci::new(data, launcher()?).map_err(|error| error.to_string())?;
@@ -143,7 +143,7 @@ async fn a_snapshot_of_another_shape_is_refused() {
             .ends_with("only isolation `gvisor` can go on from one")
     );
     let facts = std::fs::read_to_string(snapshot.join("snapshot.json")).unwrap();
-    let version = Runsc::find().unwrap().version;
+    let version = Runsc::find().unwrap().version().unwrap();
     std::fs::write(snapshot.join("snapshot.json"), facts.replace(&version, "release-1")).unwrap();
     assert!(restore(spec).await.contains("was made by runsc release-1"));
 }

@@ -158,7 +158,7 @@ impl Backend for Oci {
         let (id, dir) = (sandbox.id.clone(), dir.to_owned());
         self.blocking(move |shared| {
             shared.record(&id)?;
-            gvisor::snapshot::take(&shared.dir(&id), &dir).map_err(|error| error.of(&id))
+            gvisor::snapshot::take(&shared.dir(&id), &dir, shared.runsc.as_ref().ok()).map_err(|error| error.of(&id))
         })
         .await
     }

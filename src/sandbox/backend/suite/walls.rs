@@ -97,7 +97,7 @@ pub async fn the_agent_is_out_of_reach(case: &Case) {
         if !are_numbers_hidden && probe.ends_with("/fd") {
             // What they stand for is out of reach all the same.
             let stolen = case
-                .sh("for fd in /proc/1/fd/* /proc/$PPID/fd/*; do readlink $fd; head -c 1 $fd; done")
+                .sh("for fd in /proc/1/fd/* /proc/$PPID/fd/*; do head -c 1 $fd; done")
                 .await;
             assert_eq!(stolen.stdout.text(), "");
             continue;
