@@ -81,6 +81,8 @@ impl Pump {
             is_told: false,
         };
         self.peers.insert(id, peer);
+        // Its data or its end may have come along with its opening; nothing else would wake the loop for that.
+        self.deliver_to(id);
         Ok(())
     }
 

@@ -66,6 +66,22 @@ fn much_goes_both_ways_and_half_a_connection_can_end() {
     driver.join().unwrap();
 }
 
+/// The opening and the end come in one piece.
+#[test]
+fn nothing_said_is_an_end_too() {
+    let mut host = ends(echo);
+    let (ours, mut client) = UnixStream::pair().unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let id = host.mux.open();
+    host.attach(id, ours).unwrap();
+    while !host.is_idle() {
+        host.turn(&[], PollTimeout::NONE).unwrap();
+    }
+    let mut received = Vec::new();
+    client.read_to_end(&mut received).unwrap();
+    assert_eq!(received, b".");
+}
+
 #[test]
 fn who_does_not_read_holds_nobody_up() {
     fn flood(mut stream: UnixStream) {

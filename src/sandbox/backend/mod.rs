@@ -52,8 +52,9 @@ pub enum Lack {
     LifeAfterOutOfMemory,
     /// `Usage::pids_refused` stays 0: forks are refused by a limit inside.
     RefusedForksCounted,
-    /// Programs can list the numbers of the guest's descriptors, though not use them.
-    DescriptorNumbersHidden,
+    /// Programs can read the guest's environment (a `PATH`), its memory map and the numbers of its descriptors; not its memory,
+    /// and they cannot use a descriptor.
+    AgentHidden,
     /// `/proc/PID/status` has no lines `NoNewPrivs`, `CapAmb`, `SigBlk` and `SigIgn`.
     WholeStatusShown,
     /// File calls follow the magic links of `/proc`, within the sandbox and with no more rights than its programs have: there

@@ -42,7 +42,7 @@ pub const LAUNCH: &str = "internal-gvisor-launch";
 pub(super) const LACKS: [Lack; 5] = [
     Lack::LifeAfterOutOfMemory,
     Lack::RefusedForksCounted,
-    Lack::DescriptorNumbersHidden,
+    Lack::AgentHidden,
     Lack::WholeStatusShown,
     Lack::MagicLinksRefused,
 ];

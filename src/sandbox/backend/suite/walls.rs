@@ -92,9 +92,12 @@ pub async fn the_agent_is_out_of_reach(case: &Case) {
         "kill -KILL $PPID",
         "ls /proc/$PPID/fd",
     ];
-    let are_numbers_hidden = !case.lacks(Lack::DescriptorNumbersHidden);
+    let is_hidden = !case.lacks(Lack::AgentHidden);
     for probe in probes {
-        if !are_numbers_hidden && probe.ends_with("/fd") {
+        if !is_hidden && ["/environ", "/maps"].iter().any(|end| probe.ends_with(end)) {
+            continue;
+        }
+        if !is_hidden && probe.ends_with("/fd") {
             // What they stand for is out of reach all the same.
             let stolen = case
                 .sh("for fd in /proc/1/fd/* /proc/$PPID/fd/*; do head -c 1 $fd; done")
