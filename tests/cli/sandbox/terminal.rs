@@ -252,7 +252,7 @@ fn a_command_whose_output_nobody_reads_is_killed() {
     let pieces = (0..64u64).map(|n| {
         event(Kind::Stdout(ExecOutput {
             offset: n << 16,
-            data: vec![b'x'; 1 << 16],
+            data: vec![b'x'; 1 << 16].into(),
         }))
     });
     let events = [started()]
