@@ -17,7 +17,6 @@ use exuvia::sandbox::identity::Claim;
 use exuvia::sandbox::kernel::{Event, Fresh, Kernel, Language, Options, Run, RunOptions, Warm, WarmOptions};
 use exuvia::sandbox::{Command as Exec, ImageRef, Isolation, Limits, Sandbox, Spec, seccomp};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_exuvia");
 const LINE: &str = "print(sum(range(10)))";
 const SAYS: &[u8] = b"45\n";
 

@@ -17,6 +17,7 @@ use crate::policy::BudgetOverrides;
 use crate::run::event::{Call, Entry, Event, Limit, Outcome};
 use crate::run::service::{Submission, View};
 use crate::run::state::Used;
+use crate::sandbox::ImageRef;
 use crate::task::Model;
 use crate::workspace::{InvalidId, Revision};
 
@@ -399,14 +400,21 @@ fn kind(event: &Event) -> proto::event::Kind {
 /// Credentials that a client may name; which others a host has is not for clients to choose.
 const CLIENT_CREDENTIALS: [&str; 2] = ["env:EXUVIA_MODEL_KEY", "env:OPENAI_API_KEY"];
 
-/// An image by what it says, never by what is on the server's disk.
-pub(super) fn check_image(field: &str, image: &str) -> Result<(), Status> {
-    match image.is_empty() || image == "host" || image.starts_with("docker:") {
-        true => Ok(()),
-        false => Err(invalid(format!(
-            "`{field}` is `host` or `docker:NAME`; a path of the host can only stand in a policy"
-        ))),
-    }
+/// An image that a client may name, by what it says and never by what is on the server's disk: a name of the store that is
+/// also a path there stays a name.
+pub(super) fn image(field: &str, text: &str) -> Result<ImageRef, Status> {
+    let stored = |name: &str| name.parse().ok().map(ImageRef::Stored);
+    let named = match text.split_once(':') {
+        None if text == "host" => Some(ImageRef::Host),
+        Some(("docker", name)) if !name.is_empty() => Some(ImageRef::Docker(name.to_owned())),
+        Some(("image", name)) => stored(name),
+        Some(_) | None => stored(text),
+    };
+    named.ok_or_else(|| {
+        invalid(format!(
+            "`{field}` is `host`, `image:NAME` or `docker:NAME`; a path of the host can only stand in a policy"
+        ))
+    })
 }
 
 /// What a client may not choose, since it would reach with the server's rights where the client's do not: files of the
@@ -417,7 +425,9 @@ fn check_reach(task: &proto::Task) -> Result<(), Status> {
             "`task.policy` is the name of a policy that the server knows, not a path",
         ));
     }
-    check_image("task.image", &task.image)?;
+    if !task.image.is_empty() {
+        image("task.image", &task.image)?;
+    }
     if let Some(proto::model::Kind::Openai(model)) = task.model.as_ref().and_then(|model| model.kind.as_ref())
         && !model.credential.is_empty()
     {
@@ -465,10 +475,7 @@ pub fn submission(task: proto::Task) -> Result<Submission, Status> {
         check: some(task.check),
         budgets: budgets(task.budgets.unwrap_or_default())?,
         labels: task.labels.into_iter().collect(),
-        image: some(task.image)
-            .map(|image| image.parse())
-            .transpose()
-            .map_err(|error: crate::sandbox::InvalidImage| parsed("image", error.to_string()))?,
+        image: some(task.image).map(|text| image("task.image", &text)).transpose()?,
         backend: some(task.backend)
             .map(|name| clap::ValueEnum::from_str(&name, false))
             .transpose()
@@ -552,4 +559,33 @@ fn budgets(budgets: proto::Budgets) -> Result<BudgetOverrides, Status> {
         cost_micros: budgets.cost_micros,
         parallel_tools: budgets.parallel_tools,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_that_a_client_names_is_never_a_path_of_the_host() {
+        // `usr/lib` is there, seen from the root directory; it is a name all the same.
+        for (text, named) in [
+            ("host", "host"),
+            ("docker:x", "docker:x"),
+            ("usr/lib", "image:usr/lib"),
+            ("python:3", "image:python:3"),
+        ] {
+            assert_eq!(image("image", text).unwrap().to_string(), named);
+        }
+        for bad in [
+            "rootfs:/",
+            "tar:/etc/shadow",
+            "/usr",
+            "./x",
+            "image:/usr",
+            "docker:",
+            "layout:x",
+        ] {
+            assert!(image("image", bad).is_err(), "{bad}");
+        }
+    }
 }

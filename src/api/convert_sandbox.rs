@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tonic::Status;
 
-use super::convert::{check_image, duration, duration_in, time, workspace};
+use super::convert::{duration, duration_in, image, time, workspace};
 use super::proto;
 use super::status::invalid;
 use crate::clock::Timestamp;
@@ -26,7 +26,6 @@ pub fn ask(request: proto::CreateSandboxRequest) -> Result<Ask, Status> {
             "`policy` is the name of a policy that the server knows, not a path",
         ));
     }
-    check_image("image", &request.image)?;
     let (tree, times) = match request.workspace {
         None => (None, None),
         Some(proto::create_sandbox_request::Workspace::Tree(tree)) => (some(tree), some(request.times)),
@@ -37,10 +36,7 @@ pub fn ask(request: proto::CreateSandboxRequest) -> Result<Ask, Status> {
     let parsed = |field: &str, error: String| invalid(format!("`{field}`: {error}"));
     Ok(Ask {
         policy: some(request.policy).unwrap_or_else(|| "default".into()),
-        image: some(request.image)
-            .map(|image| image.parse())
-            .transpose()
-            .map_err(|error: crate::sandbox::InvalidImage| parsed("image", error.to_string()))?,
+        image: some(request.image).map(|text| image("image", &text)).transpose()?,
         backend: some(request.backend)
             .map(|name| clap::ValueEnum::from_str(&name, false))
             .transpose()

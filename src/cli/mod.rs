@@ -23,6 +23,7 @@ mod approve;
 mod audit;
 mod doctor;
 pub mod exit;
+mod image;
 mod policy;
 mod progress;
 mod remote;
@@ -66,6 +67,8 @@ enum Command {
     Task(task::Args),
     /// Use a sandbox directly.
     Sandbox(sandbox::Args),
+    /// Bring images for sandboxes in, look at them, take them out.
+    Image(image::Args),
     /// Check, show and explain policies.
     Policy(policy::Args),
     /// Say yes to a call that waits for a person, and let its run go on.
@@ -149,6 +152,7 @@ async fn dispatch(command: Command, context: &Context) -> Result<Exit, Error> {
         Command::Run(args) => run::run(*args, context).await,
         Command::Task(args) => task::run(args, context).await,
         Command::Sandbox(args) => sandbox::run(args, context).await,
+        Command::Image(args) => image::run(args, context).await,
         Command::Policy(args) => policy::run(args, context).await,
         Command::Approve(args) => approve::run(args, approve::Verdict::Approve, context).await,
         Command::Deny(args) => approve::run(args, approve::Verdict::Deny, context).await,

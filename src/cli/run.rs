@@ -62,7 +62,7 @@ pub struct Ask {
     /// Command that must exit 0 in the sandbox before the run counts as FINISHED.
     #[arg(long, value_name = "CMD")]
     pub check: Option<String>,
-    /// `host`, `rootfs:DIR`, `tar:FILE` or `docker:NAME` [default: the policy's].
+    /// `host`, `image:NAME`, `rootfs:DIR`, `tar:FILE` or `docker:NAME` [default: the policy's].
     #[arg(long, value_name = "IMG")]
     pub image: Option<String>,
     /// [default: the policy's]

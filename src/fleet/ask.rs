@@ -10,7 +10,7 @@ use super::Error;
 use crate::policy::{Policies, Policy};
 use crate::sandbox::backend::Backends;
 use crate::sandbox::seccomp::Profile;
-use crate::sandbox::{BackendName, ImageRef, Isolation, Limits, Mount};
+use crate::sandbox::{BackendName, ImageRef, Isolation, Limits, Mount, image};
 use crate::workspace::{Pool, Revision};
 
 /// A wish for a sandbox.
@@ -60,9 +60,9 @@ impl Ask {
     ///
     /// # Errors
     /// The first thing that is.
-    pub(super) async fn plan(self, data_dir: &Path, backends: &Backends, trees: &Pool) -> Result<Plan, Error> {
+    pub(super) async fn plan(mut self, data_dir: &Path, backends: &Backends, trees: &Pool) -> Result<Plan, Error> {
         let policy = Policies::named(&self.policy, data_dir)?;
-        let shape = Shape::of(&policy, self.image.as_ref(), self.backend, backends).await?;
+        let shape = Shape::of(&policy, self.image.as_ref(), self.backend, backends, data_dir).await?;
         let most = shape.limits.wall_time;
         let ttl = self.ttl.unwrap_or(most);
         if ttl.is_zero() || ttl > most {
@@ -77,6 +77,10 @@ impl Ask {
         for name in self.env.keys() {
             check_variable(name)?;
         }
+        // What the image sets lies below what the client does.
+        let mut env = image::environment(&shape.image, data_dir)?;
+        env.append(&mut self.env);
+        self.env = env;
         if let Some(workspace) = self.workspace {
             require(trees, workspace).await?;
         }
@@ -125,8 +129,10 @@ impl Shape {
         image: Option<&ImageRef>,
         backend: Option<BackendName>,
         backends: &Backends,
+        data_dir: &Path,
     ) -> Result<Self, Error> {
-        let image = image.unwrap_or(policy.image()).clone();
+        // The same content to the end, whatever the name means later.
+        let image = image::pinned(image.unwrap_or(policy.image()).clone(), data_dir)?;
         let by_image = matches!(image, ImageRef::Docker(_)).then_some(BackendName::Docker);
         let backend = backend.or(policy.backend()).or(by_image).unwrap_or(BackendName::Oci);
         let isolation = policy.isolation();

@@ -162,7 +162,7 @@ fn of_sandbox(error: &sandbox::Error) -> &'static str {
             "cwd_not_found" => "CWD_NOT_FOUND",
             "user_not_found" => "USER_NOT_FOUND",
             "user_refused" => "USER_REFUSED",
-            "limit" => "EXEC_TOO_LARGE",
+            "limit" => "LIMIT",
             "no_terminal" => "NO_TERMINAL",
             _ => "EXEC_NOT_STARTED",
         },

@@ -104,7 +104,7 @@ impl WarmPool {
         let mut shelves: Vec<Shelf> = Vec::new();
         for stock in stocks {
             let policy = Policies::named(&stock.policy, maker.data_dir())?;
-            let shape = Shape::of(&policy, stock.image.as_ref(), None, maker.backends()).await?;
+            let shape = Shape::of(&policy, stock.image.as_ref(), None, maker.backends(), maker.data_dir()).await?;
             if shelves.iter().any(|shelf| shelf.shape == shape) {
                 return Err(Error::Invalid(format!(
                     "the pool of `{}` is one that was named before",

@@ -35,8 +35,8 @@ pub struct Input {
     pub isolation: Option<Isolation>,
     /// The only backend that may make the sandbox. Default: any that can give the isolation.
     pub backend: Option<BackendName>,
-    /// The root file system: `host` (a read-only view of the host's own `/usr`), `rootfs:/DIR`, `tar:/FILE` or
-    /// `docker:NAME`. Default: `host`.
+    /// The root file system: `host` (a read-only view of the host's own `/usr`), `image:NAME` (of the image store, perhaps
+    /// with `@sha256:…`), `rootfs:/DIR`, `tar:/FILE` or `docker:NAME`. Default: `host`.
     pub image: Option<String>,
     /// The system-call filter. `strict` leaves out what debuggers, databases and browsers need, and a smaller part of the kernel
     /// in reach. Default: `default`.

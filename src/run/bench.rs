@@ -191,7 +191,9 @@ impl Maker {
             uid: claim.identity().host_uid(),
             gid: claim.identity().host_uid(),
         };
+        let env = sandbox::image::environment(&task.image, &self.data_dir);
         let made = async {
+            let env = env?;
             let index = self
                 .pool
                 .materialise(revision, directory.workspace(), Some(owner))
@@ -206,12 +208,10 @@ impl Maker {
                 mounts: policy.mounts().to_vec(),
                 labels: [("run".to_owned(), record.run.to_string())].into(),
             };
-            Ok::<_, Error>((
-                Sandbox::open(backend, spec, self.filters.of(policy.seccomp()).to_vec()).await?,
-                index,
-            ))
+            let filter = self.filters.of(policy.seccomp()).to_vec();
+            Ok::<_, Error>((Sandbox::open(backend, spec, filter).await?, index, env))
         };
-        let (sandbox, index) = match made.await {
+        let (sandbox, index, env) = match made.await {
             Ok(made) => made,
             Err(error) => {
                 // Not before the last process that might write into it has ended: `Sandbox::open` sees to that.
@@ -221,6 +221,7 @@ impl Maker {
         };
         let bench = Bench {
             sandbox,
+            env,
             directory,
             _claim: claim,
             pool: self.pool.clone(),
@@ -257,6 +258,8 @@ async fn off_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
 #[derive(Debug)]
 pub struct Bench {
     sandbox: Sandbox,
+    /// What commands get from the image, below what tools set.
+    env: std::collections::BTreeMap<String, String>,
     directory: WorkDir,
     _claim: identity::Claim,
     pool: Pool,
@@ -281,6 +284,10 @@ pub struct Ran {
 impl Bench {
     pub fn id(&self) -> &SandboxId {
         self.sandbox.id()
+    }
+
+    pub fn env(&self) -> &std::collections::BTreeMap<String, String> {
+        &self.env
     }
 
     /// Runs a tool call to its result.

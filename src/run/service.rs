@@ -195,6 +195,8 @@ impl Service {
             return Err(Error::Invalid("a cost budget needs a price for the model".into()));
         }
         let image = submission.image.unwrap_or_else(|| policy.image().clone());
+        // The same content to the end of the run, whatever the name means later.
+        let image = crate::sandbox::image::pinned(image, &inner.data_dir).map_err(super::bench::Error::Sandbox)?;
         let wanted = submission.backend.or(policy.backend());
         let backend = inner.shop.benches.choose(wanted, &policy, &image).await?;
         let workspace = match submission.workspace {

@@ -51,8 +51,9 @@ impl World for Inside<'_> {
     async fn exec(&self, command: &Command) -> Result<Outcome, Error> {
         let mut asked = sandbox::Command::new(command.argv.iter().map(String::as_bytes))
             .cwd(command.cwd.as_bytes())
-            .timeout(command.timeout)
-            .env("EXUVIA_IDEMPOTENCY_KEY", self.key);
+            .timeout(command.timeout);
+        asked.env.clone_from(self.bench.env());
+        let mut asked = asked.env("EXUVIA_IDEMPOTENCY_KEY", self.key);
         asked.env.extend(command.env.clone());
         let finished = match self.bench.sandbox().run(asked, OUTPUT).await {
             Ok(finished) => finished,

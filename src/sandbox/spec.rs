@@ -9,6 +9,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::image::StoredRef;
 use super::{Error, disk};
 use crate::ids::SandboxId;
 
@@ -72,7 +73,8 @@ impl Spec {
     }
 }
 
-/// Where the root file system comes from. Written `host`, `rootfs:DIR`, `tar:FILE` or `docker:NAME`.
+/// Where the root file system comes from. Written `host`, `image:NAME[@sha256:…]` or just `NAME`, `rootfs:DIR`, `tar:FILE`
+/// or `docker:NAME`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum ImageRef {
@@ -80,7 +82,9 @@ pub enum ImageRef {
     Host,
     /// An unpacked root file system, used read-only.
     Rootfs(PathBuf),
-    /// A tar of a root file system (plain, gzip or zstd), unpacked once by content.
+    /// An image of the store.
+    Stored(StoredRef),
+    /// A tar of a root file system (plain, gzip, zstd or xz), unpacked once by content.
     Tar(PathBuf),
     /// An image that the local Docker engine has.
     Docker(String),
@@ -90,6 +94,7 @@ impl fmt::Display for ImageRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host => f.write_str("host"),
+            Self::Stored(image) => write!(f, "image:{image}"),
             Self::Rootfs(path) => write!(f, "rootfs:{}", path.display()),
             Self::Tar(path) => write!(f, "tar:{}", path.display()),
             Self::Docker(name) => write!(f, "docker:{name}"),
@@ -99,22 +104,30 @@ impl fmt::Display for ImageRef {
 
 /// Text that names no image.
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` names no image: use `host`, `rootfs:DIR`, `tar:FILE`, `docker:NAME`, or a path")]
+#[error("`{0}` names no image: use `host`, `image:NAME`, `rootfs:DIR`, `tar:FILE`, `docker:NAME`, or a path")]
 pub struct InvalidImage(String);
 
 impl FromStr for ImageRef {
     type Err = InvalidImage;
 
-    /// A bare path is taken for what it is on disk: a directory is a root file system, a file is a tar.
+    /// A bare path is taken for what it is on disk: a directory is a root file system, a file is a tar. What else could be a
+    /// name is one of the store's.
     fn from_str(text: &str) -> Result<Self, InvalidImage> {
         match text.split_once(':') {
             None if text == "host" => Ok(Self::Host),
             Some(("rootfs", path)) if !path.is_empty() => Ok(Self::Rootfs(path.into())),
             Some(("tar", path)) if !path.is_empty() => Ok(Self::Tar(path.into())),
             Some(("docker", name)) if !name.is_empty() => Ok(Self::Docker(name.to_owned())),
+            Some(("image", name)) => name
+                .parse()
+                .map(Self::Stored)
+                .map_err(|_| InvalidImage(text.to_owned())),
             _ if text.contains('/') && std::path::Path::new(text).is_dir() => Ok(Self::Rootfs(text.into())),
             _ if text.contains('/') && std::path::Path::new(text).is_file() => Ok(Self::Tar(text.into())),
-            _ => Err(InvalidImage(text.to_owned())),
+            _ => text
+                .parse()
+                .map(Self::Stored)
+                .map_err(|_| InvalidImage(text.to_owned())),
         }
     }
 }
@@ -311,6 +324,35 @@ mod tests {
         }
         for target in ["src", "/a/../proc", "/a/./b", "/a//b", "/a/"] {
             assert!(check(target).unwrap_err().contains("absolute path"), "{target}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_other_image_and_could_be_a_name_is_one_of_the_store() {
+        let shown = |text: &str| text.parse::<ImageRef>().map(|image| image.to_string()).ok();
+        for (text, image) in [
+            ("host", "host"),
+            ("python", "image:python"),
+            ("image:python", "image:python"),
+            ("team/tools:1.2", "image:team/tools:1.2"),
+            ("docker:python", "docker:python"),
+            ("tar:/x", "tar:/x"),
+            ("/usr", "rootfs:/usr"),
+        ] {
+            assert_eq!(shown(text).as_deref(), Some(image), "{text}");
+        }
+        for bad in [
+            "",
+            "image:",
+            "docker:",
+            "rootfs:",
+            "/no/such",
+            "../x",
+            "image:host",
+            "Python",
+            "python@sha256:12",
+        ] {
+            assert_eq!(shown(bad), None, "{bad}");
         }
     }
 }

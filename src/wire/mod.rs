@@ -79,10 +79,11 @@ pub fn take<M: Message + Default>(buffer: &mut BytesMut) -> io::Result<Option<M>
 }
 
 /// Bytes of each stream of a detachable exec that the guest keeps for an attach.
-pub const RING: usize = 2 << 20;
+pub const RING: usize = 6 << 20;
 
-/// Of these, bytes that were taken already: whoever lost them on the way further on can still have them again.
-pub const REPLAY: usize = 1 << 20;
+/// Of these, bytes that were taken already: whoever lost them on the way further on can still have them again. More than is on
+/// its way between the guest and a client of the server: a window of HTTP/2 (2 MiB by default in Rust), and buffers.
+pub const REPLAY: usize = 4 << 20;
 
 /// Most bytes of stdin that the host may have sent and the guest not yet have credited.
 pub const STDIN_WINDOW: usize = 256 << 10;

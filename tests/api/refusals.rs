@@ -111,10 +111,17 @@ fn bad_tasks() -> Vec<(proto::Task, Code, &'static str, &'static str)> {
             "task.image",
         ),
         (
-            with(|task| task.image = "nonsense".into()),
+            with(|task| task.image = "Nonsense".into()),
             InvalidArgument,
             "INVALID",
             "task.image",
+        ),
+        // A name of the store, though it is also a directory of the host.
+        (
+            with(|task| task.image = "usr/lib".into()),
+            InvalidArgument,
+            "SANDBOX",
+            "the store has no image `usr/lib`",
         ),
         (
             with(|task| task.backend = "qemu".into()),

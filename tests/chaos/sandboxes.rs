@@ -65,7 +65,7 @@ async fn t10_a_command_goes_on_over_three_kills_of_its_server() {
         assert_eq!(take(&mut running, &mut came, round * 2_000).await, None);
         server.kill().await;
         server = Server::start(data.path()).await;
-        assert_eq!(adopted(&server), [id.clone()]);
+        assert_eq!(adopted(&server), std::slice::from_ref(&id));
         client = server.sandboxes().await;
         running = attach(&mut client, &id, &exec, (came.len() as u64, 0)).await.unwrap();
     }
@@ -180,7 +180,7 @@ async fn t10_what_cannot_be_taken_over_is_gone_within_five_seconds() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     let started = Instant::now();
     let server = Server::start(data.path()).await;
-    assert_eq!(adopted(&server), [paused.clone()]);
+    assert_eq!(adopted(&server), std::slice::from_ref(&paused));
     eventually("the others are gone", async || {
         host::sandboxes(data.path()) == [paused.clone()]
     })
@@ -205,7 +205,7 @@ async fn t10_what_cannot_be_taken_over_is_gone_within_five_seconds() {
     assert!(passed.success());
     assert!(!host::processes(&paused).is_empty());
     let server = Server::start_as(data.path(), &["--on-shutdown", "end"]).await;
-    assert_eq!(adopted(&server), [paused.clone()]);
+    assert_eq!(adopted(&server), std::slice::from_ref(&paused));
     server.terminate().await;
     eventually("it took them along", async || host::sandboxes(data.path()).is_empty()).await;
 }

@@ -7,7 +7,6 @@ mod disk;
 mod kernel;
 mod life;
 mod limits;
-mod readback;
 mod ruins;
 mod support;
 mod walls;

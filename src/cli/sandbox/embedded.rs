@@ -50,7 +50,7 @@ pub(super) struct Run {
     /// [default: the policy's; else `docker` for a `docker:` image, `oci` for others]
     #[arg(long)]
     pub(super) backend: Option<BackendName>,
-    /// `host`, `rootfs:DIR`, `tar:FILE`, `docker:NAME`, or a path [default: the policy's].
+    /// `host`, `image:NAME`, `rootfs:DIR`, `tar:FILE`, `docker:NAME`, or a path [default: the policy's].
     #[arg(long, value_name = "IMG")]
     pub(super) image: Option<ImageRef>,
     /// Show a directory or file read-only, at its own path or at TARGET; may be repeated.

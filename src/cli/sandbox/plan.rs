@@ -8,7 +8,7 @@ use crate::cli::Error;
 use crate::error::Kind;
 use crate::ids::SandboxId;
 use crate::policy::{Policies, Policy};
-use crate::sandbox::{BackendName, Capabilities, Command, Identity, ImageRef, Mount, Spec, Stdin};
+use crate::sandbox::{BackendName, Capabilities, Command, Identity, ImageRef, Mount, Spec, Stdin, image};
 
 /// One command, and the sandbox that it gets.
 #[derive(Debug)]
@@ -27,7 +27,10 @@ pub(super) struct Plan {
 impl Plan {
     pub fn new(run: Run, data_dir: &Path) -> Result<Self, Error> {
         let policy = Policies::load(&run.policy, data_dir)?;
-        let image = run.image.unwrap_or_else(|| policy.image().clone());
+        let image = image::pinned(run.image.unwrap_or_else(|| policy.image().clone()), data_dir)?;
+        // What the image sets lies below what the caller does.
+        let mut env = image::environment(&image, data_dir)?;
+        env.extend(run.env);
         let backend = backend(&policy, run.backend, &image)?;
         let filter = policy
             .seccomp()
@@ -35,7 +38,7 @@ impl Plan {
             .map_err(|error| Error::of(Kind::WrongState, &error))?;
         let most = policy.limits().wall_time;
         let command = Command {
-            env: run.env.into_iter().collect(),
+            env,
             cwd: run.workdir.map(|dir| dir.into_os_string().into_vec()),
             timeout: Some(run.timeout.map_or(most, |asked| asked.min(most))),
             stdin: if run.stdin { Stdin::Open } else { Stdin::Null },
@@ -102,7 +105,7 @@ fn backend(policy: &Policy, asked: Option<BackendName>, image: &ImageRef) -> Res
         (Some(name), _) | (None, Some(name)) => Ok(name),
         (None, None) => Ok(match image {
             ImageRef::Docker(_) => BackendName::Docker,
-            ImageRef::Host | ImageRef::Rootfs(_) | ImageRef::Tar(_) => BackendName::Oci,
+            ImageRef::Host | ImageRef::Stored(_) | ImageRef::Rootfs(_) | ImageRef::Tar(_) => BackendName::Oci,
         }),
     }
 }

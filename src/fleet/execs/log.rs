@@ -19,10 +19,10 @@ use super::Finish;
 /// Bytes of a channel that nobody has taken yet before its writer waits. Together with what is on its way to a client, less
 /// than what a guest keeps of taken output ([`wire::REPLAY`](crate::wire)): so a server may be killed at any time.
 const UNTAKEN: u64 = 256 << 10;
-/// Bytes of a channel that are kept at most.
-const KEPT: u64 = 1 << 20;
-/// What a chunk costs beside its bytes: many small ones are not for free.
-const CHUNK_COST: u64 = 64;
+/// Bytes of a channel that are kept at most, for clients that come again: more than can be on its way to one.
+const KEPT: u64 = 4 << 20;
+/// What a chunk counts for beside its bytes: about what it costs on its way to a client too.
+const CHUNK_COST: u64 = 24;
 
 /// Where output comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

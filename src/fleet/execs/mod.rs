@@ -29,7 +29,7 @@ use crate::sandbox::Control;
 const MOST_RUNNING: usize = 512;
 /// Ended commands that are kept, what their output may cost together, and for how long.
 const MOST_ENDED: usize = 64;
-const ENDED_COST: u64 = 8 << 20;
+const ENDED_COST: u64 = 16 << 20;
 const ENDED_AGE: Duration = Duration::from_secs(600);
 
 /// One command.

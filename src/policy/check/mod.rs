@@ -310,10 +310,17 @@ fn image(text: &str) -> Result<ImageRef, String> {
         Some(("rootfs", path)) if path.starts_with('/') => ImageRef::Rootfs(path.into()),
         Some(("tar", path)) if path.starts_with('/') => ImageRef::Tar(path.into()),
         Some(("docker", name)) if !name.is_empty() => ImageRef::Docker(name.to_owned()),
-        _ => {
-            return Err(format!(
-                "`{text}` names no image: write `host`, `rootfs:/DIR`, `tar:/FILE` or `docker:NAME`"
-            ));
+        stored => {
+            let name = match stored {
+                Some(("image", name)) => name,
+                Some(_) | None => text,
+            };
+            let named = name.parse().map(ImageRef::Stored);
+            return named.map_err(|_| {
+                format!(
+                    "`{text}` names no image: write `host`, `image:NAME`, `rootfs:/DIR`, `tar:/FILE` or `docker:NAME`"
+                )
+            });
         }
     };
     Ok(image)

@@ -26,7 +26,7 @@ name = "Not A Name"
 isolaton = "gvisor"
 isolation = "container "
 backend = "docker2"
-image = "python:3"
+image = "Python:3"
 seccomp = "unconfined"
 
 [limits]

@@ -132,7 +132,10 @@ impl Link {
             }
             let mut found = VecDeque::new();
             let pipe = match self.exec.output.recv().await {
-                Some(Output::Stdout(bytes)) => self.out.push(bytes.to_vec(), &mut found).map(|()| Pipe::Out)?,
+                // It was given no terminal.
+                Some(Output::Stdout(bytes) | Output::Pty(bytes)) => {
+                    self.out.push(bytes.to_vec(), &mut found).map(|()| Pipe::Out)?
+                }
                 Some(Output::Stderr(bytes)) => self.err.push(bytes.to_vec(), &mut found).map(|()| Pipe::Err)?,
                 // A kernel has no terminal.
                 Some(Output::Pty(_)) => return Err(Nonsense::new("its guest spoke of a terminal")),

@@ -97,12 +97,16 @@ fn is_device(entry: &Entry) -> bool {
     is_one && ["devtmpfs", "tmpfs"].contains(&entry.kind.as_str())
 }
 
-/// A file that is the null device, or a directory that is an empty file system.
+/// A file that is the null device, a directory that is an empty file system, or what the forge keeps for this: an empty
+/// file and an empty directory of a file system that nobody can write.
 fn is_empty(entry: &Entry) -> bool {
     let is_null = is_device(entry) && entry.root == Path::new("/null");
-    let is_void = entry.kind == "tmpfs" && entry.root == Path::new("/") && entry.has("ro");
-    is_null || is_void
+    let is_void = entry.root == Path::new("/") || VOIDS.iter().any(|void| entry.root.ends_with(void));
+    is_null || (entry.kind == "tmpfs" && entry.has("ro") && is_void)
 }
+
+/// As the forge calls them in each of its templates.
+const VOIDS: [&str; 2] = ["dev/empty", "dev/void"];
 
 fn writable(table: &[Entry], place: &Writable) -> Vec<Breach> {
     let wall = format!("mount {}", place.point);

@@ -35,7 +35,7 @@ pub struct Images {
 impl Images {
     /// # Errors
     /// [`Error::Image`] when there is no such image, or the engine does not take it.
-    pub async fn ready(&self, engine: &Engine, image: &ImageRef) -> Result<Ready, Error> {
+    pub async fn ready(&self, engine: &Engine, image: &ImageRef, data_dir: &Path) -> Result<Ready, Error> {
         match image {
             ImageRef::Docker(name) => found(engine, image, name).await?.ok_or_else(|| {
                 refuse(
@@ -50,6 +50,16 @@ impl Images {
                 let directory = directory.canonicalize().map_err(|error| refuse(image, error))?;
                 let for_errors = image.clone();
                 let make = move || view::of_directory(&directory).map_err(|error| refuse(&for_errors, error));
+                self.built(engine, image, make).await
+            }
+            ImageRef::Stored(_) => {
+                let (wanted, data_dir) = (image.clone(), data_dir.to_owned());
+                let make = move || {
+                    let root = image::resolve(&wanted, &data_dir)?;
+                    let missing = || refuse(&wanted, "it has no root file system");
+                    let lower = root.lower.ok_or_else(missing)?;
+                    view::of_directory(&lower).map_err(|error| refuse(&wanted, error))
+                };
                 self.built(engine, image, make).await
             }
             ImageRef::Tar(file) => self.tar(engine, image, file.clone()).await,

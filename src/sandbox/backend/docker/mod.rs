@@ -43,7 +43,7 @@ use super::{Backend, Capabilities, Handle, Owned, guest_file};
 use crate::ids::SandboxId;
 use crate::process::Process;
 use crate::sandbox::cgroup::{self, Hierarchies};
-use crate::sandbox::image::accounts;
+use crate::sandbox::image::{self as images, accounts};
 use crate::sandbox::{BackendName, Error, Identity, ImageRef, Isolation, Life, Mount, Spec, Usage, verify};
 
 const LABEL_DATA: &str = "exuvia.data-dir";
@@ -126,6 +126,10 @@ impl Docker {
         })
     }
 
+    fn data_dir(&self) -> &Path {
+        self.sandboxes.parent().unwrap_or(&self.sandboxes)
+    }
+
     fn directory(&self, id: &SandboxId) -> PathBuf {
         self.sandboxes.join(id.as_str())
     }
@@ -161,7 +165,7 @@ impl Docker {
 
     /// Everything of `create` that leaves traces.
     async fn make(&self, spec: &Spec, handle: &Handle, fingerprint: &str) -> Result<(), Error> {
-        let image = self.images.ready(&self.engine, &spec.image).await?;
+        let image = self.images.ready(&self.engine, &spec.image, self.data_dir()).await?;
         let record = Record {
             owner: self.owner.clone(),
             identity: spec.identity,
@@ -204,6 +208,10 @@ impl Docker {
         let ctl = self.ctl(&spec.id);
         private_directory(&ctl)?;
         chown(&ctl, self.remap, self.remap)?;
+        if let ImageRef::Stored(_) = spec.image {
+            let root = images::resolve(&spec.image, self.data_dir()).map_err(io::Error::other)?;
+            images::hold(&root, &directory)?;
+        }
         if spec.image != ImageRef::Host {
             return Ok(Vec::new());
         }

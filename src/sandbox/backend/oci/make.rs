@@ -108,6 +108,7 @@ fn build(
     let id = &spec.id;
     let dir = shared.dir(id);
     let io = |error: io::Error| Error::failed("create", id, error);
+    image::hold(&root, &dir).map_err(io)?;
     let group = shared.group(id);
     let runsc = shared
         .runsc
@@ -154,7 +155,7 @@ fn build(
 }
 
 /// What is read back once the guest runs.
-fn expected(shared: &Shared, spec: &Spec) -> Expected {
+pub(super) fn expected(shared: &Shared, spec: &Spec) -> Expected {
     // CAP_KILL, CAP_SETGID, CAP_SETUID, and CAP_SETPCAP, which the guest gives up first thing.
     const POWERS: u64 = 0b1_1110_0000;
     let limits = &spec.limits;
