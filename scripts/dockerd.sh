@@ -6,12 +6,14 @@
 #   scripts/dockerd.sh stop     ends the one that `start` started, by its pid file, and no other
 #
 # The one started here has no bridge and leaves the host's firewall alone: sandboxes have no network. It keeps running
-# until `stop` or a reboot.
+# until `stop` or a reboot. Where `runsc` is there (scripts/runsc.sh) it knows it as a runtime, for comparison: the backend
+# `docker` does not use it.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
 pid_file=$state/dockerd.pid
 log=$state/dockerd.log
+config=$state/dockerd.json
 socket=${DOCKER_HOST:-unix:///var/run/docker.sock}
 socket=${socket#unix://}
 
@@ -34,6 +36,15 @@ wait_for() {
     done
 }
 
+# runsc with a network refuses to start on recent kernels; without one it runs, in containers without one.
+runtimes() {
+    local runsc
+    printf '{}\n' >"$config"
+    runsc=$(bash "$(dirname "$0")/runsc.sh" path) || return 0
+    printf '{"runtimes":{"runsc":{"path":"%s","runtimeArgs":["--platform=systrap","--network=none","--host-uds=none"]}}}\n' \
+        "$runsc" >"$config"
+}
+
 start() {
     answers && return
     case $socket in
@@ -45,8 +56,9 @@ start() {
     fi
     mkdir -p "$state"
     chmod 700 "$state"
+    runtimes
     # No descriptor of ours may stay open in it: a caller that reads our output would wait for ever.
-    setsid dockerd --host "unix://$socket" --pidfile "$pid_file" --bridge=none --iptables=false --ip6tables=false \
+    setsid dockerd --config-file "$config" --host "unix://$socket" --pidfile "$pid_file" --bridge=none --iptables=false --ip6tables=false \
         </dev/null >>"$log" 2>&1 9>&- &
     if ! wait_for 300 answers; then
         tail -n 20 "$log" >&2

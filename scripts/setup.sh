@@ -100,6 +100,9 @@ for component in rustfmt clippy; do
     cargo "${component/rustfmt/fmt}" --version >/dev/null 2>&1 || rustup component add "$component"
 done
 
+# --- gVisor, for isolation `gvisor`: the tests of it need it
+bash "$(dirname "$0")/runsc.sh" fetch
+
 # --- the engine
 bash "$(dirname "$0")/dockerd.sh" start
 say "set-up is complete"

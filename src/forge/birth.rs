@@ -19,6 +19,7 @@ use nix::sys::prctl;
 use nix::sys::stat::{Mode, SFlag, makedev, mkdirat, mknodat, umask};
 use nix::unistd::{self, Gid, Uid, chdir, pivot_root, sethostname, symlinkat};
 
+use super::runsc::Stage;
 use super::step::{During, fault, name, shown};
 use super::sys::{self, NODEV, NOEXEC, NOSUID, RDONLY};
 use super::template::{self, BINDS, IMAGE, OURS, ROOT};
@@ -27,7 +28,9 @@ use super::{Fault, Make, Ready, said, serve};
 use crate::guest::sys as rights;
 
 /// The descriptor on which the guest accepts.
-const LISTENER: RawFd = 3;
+pub(super) const LISTENER: RawFd = 3;
+/// Descriptors that have a number for the next program are below.
+const PLACED: RawFd = 8;
 /// CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SETPCAP. The guest becomes each program's user, and ends what does not end. It
 /// empties the bounding set first thing, which takes the fourth, and then has three and nothing that a program could inherit.
 const POWERS: u64 = 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8;
@@ -42,6 +45,8 @@ pub(super) struct Birth<'a> {
     /// The program.
     pub guest: &'a OwnedFd,
     pub listener: OwnedFd,
+    /// With `runsc`: where its supervisor is asked.
+    pub control: Option<OwnedFd>,
     /// To the forge, which alone may map user ids.
     pub forge: UnixStream,
     /// To the server; closes when the guest runs.
@@ -61,6 +66,7 @@ impl Birth<'_> {
         unistd::setsid().during(|| "make a session".to_owned())?;
         let devices = self.devices()?;
         let workspace = self.workspace()?;
+        let stage = self.make.runsc.as_ref().map(Stage::open).transpose()?;
         self.enter_group()?;
 
         let step = || "leave the host's namespaces".to_owned();
@@ -77,6 +83,12 @@ impl Birth<'_> {
 
         if let Some(shape) = self.make.shape.as_ref().filter(|shape| !shape.lower.is_empty()) {
             lay_over_image(&shape.binds)?;
+        }
+        if let Some(stage) = stage {
+            stage.enter(&devices, workspace.as_ref())?;
+            drop((devices, workspace));
+            self.limits()?;
+            return self.become_supervisor();
         }
         self.proc()?;
         self.mounts(&devices, workspace.as_ref())?;
@@ -248,11 +260,7 @@ impl Birth<'_> {
 
     fn become_guest(self) -> Result<Infallible, Fault> {
         let step = || "set up descriptors".to_owned();
-        let null = open(c"/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).during(step)?;
-        unistd::dup2_stdin(&null)
-            .and_then(|()| unistd::dup2_stdout(&null))
-            .and_then(|()| unistd::dup2_stderr(&null))
-            .during(step)?;
+        no_streams()?;
         // Out of the way of the listener's number; they close when the guest runs.
         let (guest, answer) = (high(self.guest).during(step)?, high(self.answer).during(step)?);
         sys::place(&self.listener, LISTENER).during(step)?;
@@ -294,7 +302,7 @@ fn lay_over_image(binds: &[super::Bind]) -> Result<(), Fault> {
 }
 
 /// Makes a file system and attaches it.
-fn place(kind: &CStr, options: &[(&CStr, Option<&CStr>)], flags: u64, target: &CStr) -> Result<(), Fault> {
+pub(super) fn place(kind: &CStr, options: &[(&CStr, Option<&CStr>)], flags: u64, target: &CStr) -> Result<(), Fault> {
     let step = || format!("mount {}", shown(target.to_bytes()));
     let mount = sys::file_system(kind, options, flags).during(step)?;
     sys::attach(mount, target).during(step)
@@ -304,7 +312,18 @@ fn number(number: impl Into<u64>) -> Result<CString, Fault> {
     name(number.into().to_string().as_bytes())
 }
 
-fn high(fd: impl AsFd) -> nix::Result<OwnedFd> {
-    let placed = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(LISTENER + 1))?;
+/// The null device in place of the standard streams.
+pub(super) fn no_streams() -> Result<(), Fault> {
+    let step = || "set up descriptors".to_owned();
+    let null = open(c"/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).during(step)?;
+    unistd::dup2_stdin(&null)
+        .and_then(|()| unistd::dup2_stdout(&null))
+        .and_then(|()| unistd::dup2_stderr(&null))
+        .during(step)
+}
+
+/// Out of the way of numbers that mean something to the next program.
+pub(super) fn high(fd: impl AsFd) -> nix::Result<OwnedFd> {
+    let placed = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(PLACED))?;
     rights::adopt(placed)
 }

@@ -8,6 +8,7 @@
 //! server ──Make + pipe + listener──▶ serve.rs     forge: finds the shape's template, clones a child, maps its ids, reaps
 //!                                    template.rs  a mount namespace that holds what sandboxes of one shape share; made once
 //!                                    birth.rs     the child: mounts, walls, rights; then it *is* the guest, by exec
+//!                                    runsc/       or, for gVisor: the stage that runsc runs on, and its supervisor
 //!                                    walls.rs     which devices there are, and what hides a path
 //!                                    sys.rs       system calls that nix lacks
 //! ```
@@ -17,6 +18,7 @@
 //! nothing else of the crate; the server's half is `sandbox::backend::oci`.
 
 mod birth;
+pub mod runsc;
 mod serve;
 mod step;
 mod sys;

@@ -26,8 +26,8 @@ use super::{Fault, MAX_ANSWER, MAX_REQUEST, Made, Make, Said, said, sys};
 use crate::guest::sys as processes;
 use crate::wire;
 
-/// What comes with a request.
-const DESCRIPTORS: usize = 2;
+/// Most descriptors that come with a request.
+const DESCRIPTORS: usize = 3;
 
 struct Forge {
     server: OwnedFd,
@@ -50,6 +50,7 @@ struct Request {
     make: Make,
     answer: OwnedFd,
     listener: OwnedFd,
+    control: Option<OwnedFd>,
 }
 
 /// Serves the socket that is descriptor 0, until its other end closes.
@@ -152,14 +153,25 @@ impl Forge {
     }
 
     fn make(&mut self, request: Request) {
-        let Request { make, answer, listener } = request;
-        if let Err(fault) = self.clone_child(&make, &answer, listener) {
+        let Request {
+            make,
+            answer,
+            listener,
+            control,
+        } = request;
+        if let Err(fault) = self.clone_child(&make, &answer, listener, control) {
             // The server may have given up.
             let _ = say(&answer, said::Kind::Fault(fault));
         }
     }
 
-    fn clone_child(&mut self, make: &Make, answer: &OwnedFd, listener: OwnedFd) -> Result<(), Fault> {
+    fn clone_child(
+        &mut self,
+        make: &Make,
+        answer: &OwnedFd,
+        listener: OwnedFd,
+        control: Option<OwnedFd>,
+    ) -> Result<(), Fault> {
         let shape = make.shape.as_ref();
         let shape = shape.ok_or_else(|| fault("make a sandbox without a shape".to_owned(), Errno::EINVAL))?;
         let template = self.templates.find(shape)?;
@@ -185,6 +197,7 @@ impl Forge {
                     template,
                     guest: &self.guest,
                     listener,
+                    control,
                     forge: theirs,
                     answer,
                 };
@@ -249,12 +262,25 @@ fn receive(server: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<Request>> {
         return Err(invalid());
     }
     let make = Make::decode(&buffer[..length]).map_err(|_| invalid())?;
-    let [answer, listener] = <[OwnedFd; DESCRIPTORS]>::try_from(descriptors).map_err(|_| invalid())?;
-    Ok(Some(Request { make, answer, listener }))
+    let mut descriptors = descriptors.into_iter();
+    let (Some(answer), Some(listener), control, None) = (
+        descriptors.next(),
+        descriptors.next(),
+        descriptors.next(),
+        descriptors.next(),
+    ) else {
+        return Err(invalid());
+    };
+    Ok(Some(Request {
+        make,
+        answer,
+        listener,
+        control,
+    }))
 }
 
 /// Writes one frame of an answer, at once.
-pub(super) fn say(to: &OwnedFd, kind: said::Kind) -> io::Result<()> {
+pub(super) fn say(to: impl AsFd, kind: said::Kind) -> io::Result<()> {
     let mut frame = Vec::new();
     wire::encode(&Said { kind: Some(kind) }, &mut frame)?;
     debug_assert!(frame.len() <= MAX_ANSWER, "a step's name is cut");

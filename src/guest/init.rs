@@ -21,7 +21,7 @@ use nix::unistd::{ForkResult, Pid};
 use super::leash::{Leash, Patience};
 use super::register::{Register, Shims};
 use super::sys::{self, Reaped};
-use super::{Source, shim, tree};
+use super::{Source, mux, shim, tree};
 use crate::wire;
 
 /// CAP_KILL, CAP_SETGID, CAP_SETUID: to become the program's user, and to end it.
@@ -34,21 +34,37 @@ pub fn run(source: Source) -> io::Result<()> {
     // A tree is found over /proc; without it no end of an exec could be promised.
     fs::metadata("/proc/self/stat").map_err(|error| io::Error::other(format!("/proc is not mounted: {error}")))?;
     let signals = signals()?;
-    match source {
-        Opened::Connected(connection) => shim::run(connection, &signals, None),
-        Opened::Listening(listener) => Init {
-            listener,
-            signals,
-            shims: Shims::new(),
-            register: Register::default(),
+    let (listener, shims) = match source {
+        Opened::Connected(connection) => return shim::run(connection, &signals, None),
+        Opened::Listening(listener) => (Listener::Socket(listener), Shims::new()),
+        Opened::Stdio => {
+            let (handoff, mux) = mux::start()?;
+            // One that has no leash.
+            (Listener::Handoff(handoff), Shims::from([(mux, None)]))
         }
-        .serve(),
+    };
+    Init {
+        listener,
+        signals,
+        shims,
+        register: Register::default(),
     }
+    .serve()
 }
 
 enum Opened {
     Listening(OwnedFd),
     Connected(UnixStream),
+    Stdio,
+}
+
+/// Where connections come from, one at a time.
+enum Listener {
+    Socket(OwnedFd),
+    /// The mux opens them and passes them on.
+    Handoff(OwnedFd),
+    /// None will come any more.
+    Closed,
 }
 
 /// Leaves this process with one descriptor, three capabilities and nothing that a program could inherit.
@@ -64,6 +80,12 @@ fn harden(source: Source) -> io::Result<Opened> {
     let opened = match source {
         Source::ListenFd(fd) => Opened::Listening(keep(fd)?),
         Source::ConnectFd(fd) => Opened::Connected(keep(fd)?.into()),
+        Source::Stdio => {
+            sys::close_range(3, u32::MAX, false)?;
+            // gVisor makes these whatever it is told. They are its own, and nobody needs them.
+            let _ = (fs::remove_file("/dev/fuse"), fs::remove_dir_all("/dev/net"));
+            Opened::Stdio
+        }
         Source::ListenPath(path) => {
             sys::close_range(3, u32::MAX, false)?;
             match fs::remove_file(&path) {
@@ -96,8 +118,9 @@ fn signals() -> io::Result<SignalFd> {
 }
 
 struct Init {
-    listener: OwnedFd,
+    listener: Listener,
     signals: SignalFd,
+    /// Of the mux too.
     shims: Shims,
     register: Register,
 }
@@ -105,8 +128,12 @@ struct Init {
 impl Init {
     fn serve(mut self) -> io::Result<()> {
         loop {
+            let (Listener::Socket(listener) | Listener::Handoff(listener)) = &self.listener else {
+                self.end();
+                return Ok(());
+            };
             let mut fds = vec![
-                PollFd::new(self.listener.as_fd(), PollFlags::POLLIN),
+                PollFd::new(listener.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
             ];
             let mut pids = Vec::with_capacity(self.shims.len());
@@ -179,8 +206,19 @@ impl Init {
     }
 
     fn accept(&mut self) -> io::Result<()> {
-        let flags = SockFlag::SOCK_CLOEXEC;
-        let connection = match accept4(self.listener.as_fd(), flags) {
+        let accepted = match &self.listener {
+            Listener::Socket(listener) => accept4(listener.as_fd(), SockFlag::SOCK_CLOEXEC),
+            Listener::Handoff(handoff) => match mux::handed(handoff) {
+                Ok(Some(connection)) => Ok(connection),
+                Ok(None) => {
+                    self.listener = Listener::Closed;
+                    return Ok(());
+                }
+                Err(error) => Err(error),
+            },
+            Listener::Closed => return Ok(()),
+        };
+        let connection = match accepted {
             Ok(connection) => UnixStream::from(connection),
             // Gone again, or out of some resource: the others go on.
             Err(Errno::EAGAIN | Errno::EINTR | Errno::ECONNABORTED | Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => {
@@ -197,12 +235,16 @@ impl Init {
         };
         match sys::fork() {
             Ok(ForkResult::Child) => {
-                let mut kept = [
-                    connection.as_raw_fd(),
-                    theirs.as_raw_fd(),
-                    self.signals.as_fd().as_raw_fd(),
-                ];
-                let result = close_others(&mut kept).and_then(|()| shim::run(connection, &self.signals, Some(&theirs)));
+                // A descriptor of its own: under gVisor this one goes on telling of init's signals.
+                let result = signals().and_then(|signals| {
+                    let mut kept = [
+                        connection.as_raw_fd(),
+                        theirs.as_raw_fd(),
+                        signals.as_fd().as_raw_fd(),
+                    ];
+                    close_others(&mut kept)?;
+                    shim::run(connection, &signals, Some(&theirs))
+                });
                 sys::exit(i32::from(result.is_err()))
             }
             Ok(ForkResult::Parent { child }) => {
@@ -215,6 +257,8 @@ impl Init {
 
     /// Asks everything to end, and waits for that; whoever sent SIGTERM kills this process when it takes too long.
     fn end(&mut self) {
+        // The mux goes when all that it carries has ended.
+        self.listener = Listener::Closed;
         let _ = nix::sys::signal::kill(Pid::from_raw(-1), Signal::SIGTERM);
         while let Ok(Some(_)) = sys::reap(sys::Wait::UntilOneEnds) {}
     }

@@ -1,9 +1,11 @@
 //! The in-sandbox agent: PID 1 of every sandbox, a static binary that runs in enemy land.
 //!
-//! Owns: reaping (`init`), one forked *shim* for each connection (`shim`), which runs one exec (`session`, its output in
-//! `streams`) or passes on one TCP connection (`dial`); the line between init and shims (`leash`, `register`), over which a
-//! later connection finds a detachable exec; what a program is and has when it starts (`child`, `user`, `terminal`), finding
-//! and ending whole process trees (`tree`), the file plane (`files`). Depends on `wire` and on nothing else of the crate. It holds no secret, and the host believes nothing it says without a check.
+//! Owns: reaping (`init`), many connections over stdio where no socket reaches in (`mux`), one forked *shim* for each
+//! connection (`shim`), which runs one exec (`session`, its output in `streams`) or passes on one TCP connection (`dial`); the
+//! line between init and shims (`leash`, `register`), over which a later connection finds a detachable exec; what a program is
+//! and has when it starts (`child`, `user`, `terminal`), finding and ending whole process trees (`tree`), the file plane
+//! (`files`). Depends on `wire` and on nothing else of the crate. It holds no secret, and the host believes nothing it says
+//! without a check.
 //!
 //! The agent is uid 0 of its (user) namespace with `CAP_SETUID`, `CAP_SETGID` and `CAP_KILL`; programs are another uid
 //! with nothing. It is compiled for the host too, so that the host's tests and lints see it; the host itself uses `files`.
@@ -13,6 +15,7 @@ mod dial;
 pub mod files;
 mod init;
 mod leash;
+mod mux;
 mod outbox;
 mod register;
 mod session;
@@ -35,6 +38,8 @@ enum Source {
     ListenPath(PathBuf),
     /// One inherited, connected unix socket: one exec, then the end.
     ConnectFd(RawFd),
+    /// Standard input and output, which carry all connections.
+    Stdio,
 }
 
 /// Runs the agent; returns only to end the sandbox.
@@ -50,8 +55,11 @@ pub fn main() -> ExitCode {
 }
 
 fn source() -> Result<Source, String> {
-    const USAGE: &str = "usage: exuvia-guest --listen-fd N | --listen-path PATH | --connect-fd N";
+    const USAGE: &str = "usage: exuvia-guest --listen-fd N | --listen-path PATH | --connect-fd N | --stdio";
     let mut arguments = std::env::args_os().skip(1);
+    if std::env::args_os().skip(1).eq(["--stdio"]) {
+        return Ok(Source::Stdio);
+    }
     let (Some(option), Some(value), None) = (arguments.next(), arguments.next(), arguments.next()) else {
         return Err(USAGE.to_owned());
     };

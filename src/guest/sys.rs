@@ -32,6 +32,8 @@ pub fn close_range(first: RawFd, last: u32, on_exec: bool) -> nix::Result<()> {
         return Ok(());
     }
     let flags = if on_exec { libc::CLOSE_RANGE_CLOEXEC } else { 0 };
+    // No descriptor is above; gVisor refuses such a number.
+    let last = last.min(i32::MAX as u32);
     // SAFETY: no memory is passed.
     Errno::result(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) }).map(drop)
 }

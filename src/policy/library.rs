@@ -12,6 +12,7 @@ use super::{Error, Policy, check};
 /// Embedded, by name.
 const BUILT_IN: &[(&str, &str)] = &[
     ("default", include_str!("../../policies/default.toml")),
+    ("gvisor", include_str!("../../policies/gvisor.toml")),
     ("offline-build", include_str!("../../policies/offline-build.toml")),
     ("strict", include_str!("../../policies/strict.toml")),
 ];

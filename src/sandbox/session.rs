@@ -3,6 +3,7 @@
 //! Knows the order of things and how to undo them; how each is done is the backend's.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use tokio::time::timeout;
 
 use super::exec::{self, Background, Counters, EndReason, ExecInfo, GRACE, Offsets, Overflow, Place, Stdin, Tell};
 use super::files::Files;
-use super::{Backend, Command, Error, Exec, Finished, Handle, Identity, Life, Limits, Spec, Usage};
+use super::{Backend, Command, Error, Exec, Finished, Handle, Identity, Isolation, Life, Limits, Spec, Usage};
 use crate::ids::{ExecId, SandboxId};
 use crate::wire::{self, EnvVar, Rlimit};
 
@@ -40,6 +41,20 @@ impl Sandbox {
     pub async fn open(backend: Arc<dyn Backend>, spec: Spec, filter: Vec<u8>) -> Result<Self, Error> {
         spec.check()?;
         let sandbox = backend.create(&spec).await?;
+        Self::up(backend, sandbox, spec, filter).await
+    }
+
+    /// As [`Self::open`], going on from the checkpoint in `dir` (see [`Backend::restore`]).
+    ///
+    /// # Errors
+    /// As there; [`Error::Unsupported`] where sandboxes of this kind cannot be restored.
+    pub async fn restore(backend: Arc<dyn Backend>, spec: Spec, filter: Vec<u8>, dir: &Path) -> Result<Self, Error> {
+        spec.check()?;
+        let sandbox = backend.restore(&spec, dir).await?;
+        Self::up(backend, sandbox, spec, filter).await
+    }
+
+    async fn up(backend: Arc<dyn Backend>, sandbox: Handle, spec: Spec, filter: Vec<u8>) -> Result<Self, Error> {
         let place = place(backend, sandbox, &spec);
         let up = async {
             place.backend.start(&place.sandbox).await?;
@@ -194,6 +209,11 @@ impl Sandbox {
         self.place.backend.destroy(self.id()).await
     }
 
+    /// Writes its memory to `dir`; it has ended then and is to be closed (see [`Backend::checkpoint`]).
+    pub async fn checkpoint(&self, dir: &Path) -> Result<(), Error> {
+        self.place.backend.checkpoint(&self.place.sandbox, dir).await
+    }
+
     /// Ends every process, asking first where `grace` allows, and removes every trace. May be called again.
     pub async fn close(&self, grace: Duration) -> Result<(), Error> {
         // Destroy ends what stop could not; so it comes in any case, and its word is the one that counts.
@@ -227,19 +247,27 @@ impl Sandbox {
     /// What every exec has: user, filter, limits.
     fn bare_exec(&self, cwd: Vec<u8>) -> wire::Exec {
         let limit = |resource: libc::__rlimit_resource_t, value| Rlimit { resource, value };
+        let processes = match self.spec.isolation {
+            // It would count over all sandboxes of a uid; the pids cgroup counts this one.
+            Isolation::Container | Isolation::Microvm => None,
+            // A user of gVisor's kernel is in one sandbox alone, and the host's does not see its processes.
+            Isolation::Gvisor => Some(limit(libc::RLIMIT_NPROC, u64::from(self.spec.limits.pids))),
+        };
         wire::Exec {
             cwd,
             uid: self.place.sandbox.user,
             gid: self.place.sandbox.user,
             grace_ms: GRACE.as_millis() as u64,
             seccomp: self.filter.clone(),
-            // No NPROC: it counts over all sandboxes of a uid; the pids cgroup counts this one.
-            rlimits: vec![
+            rlimits: [
                 limit(libc::RLIMIT_CORE, 0),
                 limit(libc::RLIMIT_NOFILE, self.spec.limits.open_files),
                 limit(libc::RLIMIT_FSIZE, self.spec.limits.file_bytes),
                 limit(libc::RLIMIT_MEMLOCK, MEMLOCK_BYTES),
-            ],
+            ]
+            .into_iter()
+            .chain(processes)
+            .collect(),
             ..wire::Exec::default()
         }
     }

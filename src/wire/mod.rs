@@ -1,7 +1,11 @@
 //! Frames between host and guest: the generated messages and the length-prefixed framing, used by both ends.
 //!
 //! Owns: the frame limit, the generation number, encoding and decoding. Knows nothing of sockets' owners, sandboxes or
-//! policies. The messages themselves are documented in `proto/exuvia/guest/v1/guest.proto`.
+//! policies. The messages themselves are documented in `proto/exuvia/guest/v1/guest.proto`. Where no socket reaches the guest,
+//! `mux` carries all connections over one pair of pipes, and `pump` moves its bytes.
+
+pub mod mux;
+pub mod pump;
 
 #[allow(clippy::all, missing_docs)]
 mod proto {

@@ -205,6 +205,8 @@ mod tests {
             isolations: isolations.to_vec(),
             user_namespace: true,
             freeze: true,
+            memory_snapshot: Vec::new(),
+            lacks: Vec::new(),
         };
         use crate::sandbox::Isolation::{Container, Gvisor};
         assert!(plan.check(&able(&[Container, Gvisor])).is_ok());

@@ -177,6 +177,11 @@ fn built_in_policies_are_what_they_say() {
             verdict(policy, tool.name, arguments).0 == Verdict::Allow
         }));
     }
+    let gvisor = built_in("gvisor");
+    assert_eq!(
+        (gvisor.isolation(), gvisor.limits()),
+        (Isolation::Gvisor, strict.limits())
+    );
     assert_eq!(default.limits().memory_bytes, 1 << 30);
     assert_eq!(default.budgets(), &Budgets::default());
     assert!(

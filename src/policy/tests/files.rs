@@ -376,6 +376,7 @@ fn policies_are_found_by_name_and_by_path() {
         [
             "alias",
             "default",
+            "gvisor",
             "mine",
             "near",
             "offline-build",

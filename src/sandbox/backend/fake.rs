@@ -197,6 +197,8 @@ impl Backend for Fake {
             isolations: vec![Isolation::Container],
             user_namespace: false,
             freeze: true,
+            memory_snapshot: Vec::new(),
+            lacks: Vec::new(),
         }
     }
 

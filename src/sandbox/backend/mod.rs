@@ -13,6 +13,7 @@
 pub mod docker;
 pub mod fake;
 pub mod guest_file;
+pub mod gvisor;
 pub mod oci;
 mod set;
 #[cfg(test)]
@@ -21,6 +22,7 @@ pub mod suite;
 pub use set::Backends;
 
 use std::fmt::Debug;
+use std::path::Path;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -38,6 +40,27 @@ pub struct Capabilities {
     /// Whether programs inside are other users to the host's kernel than any of the host's own.
     pub user_namespace: bool,
     pub freeze: bool,
+    /// The isolation levels whose sandboxes can be checkpointed and restored with their memory.
+    pub memory_snapshot: Vec<Isolation>,
+    /// What sandboxes of an isolation level do not give that others do.
+    pub lacks: Vec<(Isolation, Lack)>,
+}
+
+/// Something that a sandbox does not give, although its wall stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lack {
+    /// Memory that runs out ends the whole sandbox, not one process of it.
+    LifeAfterOutOfMemory,
+    /// `Usage::pids_refused` stays 0: forks are refused by a limit inside.
+    RefusedForksCounted,
+    /// Programs can read the guest's environment (a `PATH`), its memory map and the numbers of its descriptors; not its memory,
+    /// and they cannot use a descriptor.
+    AgentHidden,
+    /// `/proc/PID/status` has no lines `NoNewPrivs`, `CapAmb`, `SigBlk` and `SigIgn`.
+    WholeStatusShown,
+    /// File calls follow the magic links of `/proc`, within the sandbox and with no more rights than its programs have: there
+    /// is no openat2.
+    MagicLinksRefused,
 }
 
 /// A sandbox that was created: enough to find it again.
@@ -72,6 +95,16 @@ pub trait Backend: Send + Sync + Debug {
     /// Asks the guest to end everything, and ends it after `grace`. The sandbox's files stay until `destroy`.
     async fn stop(&self, sandbox: &Handle, grace: Duration) -> Result<(), Error>;
     async fn destroy(&self, sandbox: &SandboxId) -> Result<(), Error>;
+    /// Writes the memory of a sandbox, with all that runs in it, to `dir`, which is made. The sandbox has ended then: `destroy`
+    /// it. Its workspace is not part of it. What is there afterwards when this fails: a sandbox as before, or an ended one.
+    async fn checkpoint(&self, sandbox: &Handle, _dir: &Path) -> Result<(), Error> {
+        Err(no_snapshots(&sandbox.id))
+    }
+    /// As `create` and `start`, going on from a checkpoint, as often as wanted. `spec` must have the image and mounts that the
+    /// checkpoint was made with. Commands that ran then go on, without those who had started them: their output is dropped.
+    async fn restore(&self, spec: &Spec, _dir: &Path) -> Result<Handle, Error> {
+        Err(no_snapshots(&spec.id))
+    }
     async fn list_owned(&self) -> Result<Vec<Owned>, Error>;
     /// Takes over a sandbox of this data directory whose owner is dead: from now on this process owns it.
     ///
@@ -80,4 +113,11 @@ pub trait Backend: Send + Sync + Debug {
     async fn adopt(&self, sandbox: &SandboxId) -> Result<Handle, Error>;
     /// What tells when the sandbox's first process has ended, and with it all others.
     async fn life(&self, sandbox: &Handle) -> Result<Life, Error>;
+}
+
+fn no_snapshots(sandbox: &SandboxId) -> Error {
+    Error::Unsupported {
+        wanted: format!("a memory snapshot of sandbox `{sandbox}`"),
+        missing: "only sandboxes with isolation `gvisor` of the `oci` backend can be checkpointed".to_owned(),
+    }
 }

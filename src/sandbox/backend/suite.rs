@@ -36,7 +36,7 @@ pub use streams::*;
 pub use terminal::*;
 pub use walls::*;
 
-use super::Backend;
+use super::{Backend, Lack};
 use crate::ids::SandboxId;
 use crate::sandbox::exec::Finished;
 use crate::sandbox::{Command, Identity, ImageRef, Isolation, Limits, Sandbox, Spec};
@@ -111,6 +111,20 @@ pub struct Case {
 pub const MAX_OUTPUT: usize = 4 << 20;
 
 impl Case {
+    /// Whether the backend says that its sandboxes do not give this; then it is told by name, and not asked for.
+    pub fn lacks(&self, lack: Lack) -> bool {
+        let is_lacking = self
+            .subject
+            .backend
+            .capabilities()
+            .lacks
+            .contains(&(self.subject.isolation, lack));
+        if is_lacking {
+            eprintln!("NOT GIVEN by isolation `{}`: {lack:?}", self.subject.isolation);
+        }
+        is_lacking
+    }
+
     /// Runs `text` in a shell, for ten seconds at most.
     pub async fn sh(&self, text: &str) -> Finished {
         self.run(Command::shell(text)).await

@@ -70,7 +70,7 @@ fn expected() -> Expected {
             ("Max open files", 4096),
         ],
         hostname: "sandbox",
-        mounts: Mounts {
+        mounts: Some(Mounts {
             root: vec!["nosuid", "nodev"],
             may_follow: false,
             writable: vec![
@@ -81,7 +81,7 @@ fn expected() -> Expected {
             masked: &["/proc/acpi", "/proc/keys", "/proc/nowhere", "/sys/firmware"],
             read_only: &["/proc/sys"],
             secret: Some("/var/lib/exuvia".into()),
-        },
+        }),
         group: group("sbx_1"),
         limits: Limits::default(),
     }

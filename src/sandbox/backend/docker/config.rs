@@ -183,7 +183,7 @@ pub fn expected(record: &Record, group: Group, remap: Option<u32>) -> Expected {
             ("Max msgqueue size", 0),
         ],
         hostname: HOSTNAME,
-        mounts: Mounts {
+        mounts: Some(Mounts {
             root: Vec::new(),
             may_follow: true,
             writable: vec![
@@ -203,7 +203,7 @@ pub fn expected(record: &Record, group: Group, remap: Option<u32>) -> Expected {
             read_only: &walls::READ_ONLY,
             // The engine's own paths show.
             secret: None,
-        },
+        }),
         group,
         limits: limits.clone(),
     }

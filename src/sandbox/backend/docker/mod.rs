@@ -303,6 +303,8 @@ impl Backend for Docker {
             isolations: vec![Isolation::Container],
             user_namespace: self.remap.is_some(),
             freeze: true,
+            memory_snapshot: Vec::new(),
+            lacks: Vec::new(),
         }
     }
 

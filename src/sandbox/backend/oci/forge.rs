@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, IoSlice, Read};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -76,18 +76,21 @@ impl Forge {
         }
     }
 
-    /// Makes a sandbox whose guest accepts on `listener`, and tells the process number of the guest.
+    /// Makes a sandbox whose guest accepts on the first of `listeners`, and tells the number of its first process. With
+    /// `request.runsc` its supervisor accepts on the second.
     ///
     /// # Errors
     /// Whatever the error, processes may be left in the sandbox's control group, and nothing anywhere else.
-    pub fn make(&self, request: &Make, listener: &impl AsFd) -> Result<i32, Error> {
+    pub fn make(&self, request: &Make, listeners: &[BorrowedFd<'_>]) -> Result<i32, Error> {
         let request = request.encode_to_vec();
         if request.len() > MAX_REQUEST {
             return Err(Error::TooLarge(request.len()));
         }
         let (answer, theirs) =
             nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(|error| Error::Ask(error.into()))?;
-        let send = |socket: &OwnedFd| send(socket, &request, &[theirs.as_raw_fd(), listener.as_fd().as_raw_fd()]);
+        let descriptors = [theirs.as_fd()].into_iter().chain(listeners.iter().copied());
+        let descriptors: Vec<i32> = descriptors.map(|fd| fd.as_raw_fd()).collect();
+        let send = |socket: &OwnedFd| send(socket, &request, &descriptors);
         let socket = self.socket(None)?;
         match send(&socket) {
             // It has died since. What it made goes on.

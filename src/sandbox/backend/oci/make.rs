@@ -1,6 +1,7 @@
 //! The server's side of making a sandbox. Blocking, and run to its end.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -8,7 +9,7 @@ use super::record::{self, Record};
 use super::{Shared, ruin, socket};
 use crate::forge::{Bind, Link, Make, Rlimit, Shape, Text};
 use crate::process::Process;
-use crate::sandbox::backend::Handle;
+use crate::sandbox::backend::{Handle, gvisor};
 use crate::sandbox::cgroup::Group;
 use crate::sandbox::verify::{self, Expected, Mounts, Writable};
 use crate::sandbox::{Error, Identity, Isolation, Limits, Mount, Spec, image, walls};
@@ -18,8 +19,9 @@ const OOM_SCORE_ADJ: i32 = 200;
 /// Places inside that are ours; nothing may be mounted at, above or below them.
 const OURS: [&str; 4] = ["/proc", "/dev", "/sys", "/.exuvia"];
 
-pub(super) fn create(shared: &Shared, spec: &Spec) -> Result<Handle, Error> {
-    check(spec)?;
+/// Makes the sandbox; `memory` is a snapshot that it goes on from.
+pub(super) fn create(shared: &Shared, spec: &Spec, memory: Option<&Path>) -> Result<Handle, Error> {
+    check(shared, spec)?;
     let handle = Handle {
         id: spec.id.clone(),
         identity: spec.identity,
@@ -34,7 +36,7 @@ pub(super) fn create(shared: &Shared, spec: &Spec) -> Result<Handle, Error> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return existing(shared, handle),
         Err(error) => return Err(Error::failed("create", &spec.id, error)),
     }
-    match build(shared, spec, &root, record) {
+    match build(shared, spec, &root, memory, record) {
         Ok(()) => Ok(handle),
         Err(cause) => Err(cause.after(ruin::destroy(shared, &spec.id))),
     }
@@ -54,7 +56,7 @@ fn existing(shared: &Shared, handle: Handle) -> Result<Handle, Error> {
     }
 }
 
-fn check(spec: &Spec) -> Result<(), Error> {
+fn check(shared: &Shared, spec: &Spec) -> Result<(), Error> {
     let refuse = |wanted: String, missing: &str| {
         Err(Error::Unsupported {
             wanted,
@@ -63,7 +65,12 @@ fn check(spec: &Spec) -> Result<(), Error> {
     };
     match spec.isolation {
         Isolation::Container => {}
-        Isolation::Gvisor | Isolation::Microvm => {
+        Isolation::Gvisor => {
+            if let Err(missing) = &shared.runsc {
+                return refuse("isolation `gvisor`".to_owned(), missing);
+            }
+        }
+        Isolation::Microvm => {
             let wanted = format!("isolation `{}`", spec.isolation);
             return refuse(wanted, "the `oci` backend shares the host's kernel with its containers");
         }
@@ -91,26 +98,58 @@ fn check(spec: &Spec) -> Result<(), Error> {
     Ok(())
 }
 
-fn build(shared: &Shared, spec: &Spec, root: &image::Root, mut record: Record) -> Result<(), Error> {
+fn build(
+    shared: &Shared,
+    spec: &Spec,
+    root: &image::Root,
+    memory: Option<&Path>,
+    mut record: Record,
+) -> Result<(), Error> {
     let id = &spec.id;
     let dir = shared.dir(id);
     let io = |error: io::Error| Error::failed("create", id, error);
     image::hold(&root, &dir).map_err(io)?;
     let group = shared.group(id);
-    group.create(&spec.limits).map_err(|error| match error {
+    let runsc = shared
+        .runsc
+        .as_ref()
+        .ok()
+        .filter(|_| spec.isolation == Isolation::Gvisor);
+    let limits = match runsc {
+        Some(_) => gvisor::host_limits(&spec.limits),
+        None => spec.limits.clone(),
+    };
+    group.create(&limits).map_err(|error| match error {
         crate::sandbox::cgroup::Error::NotTaken { .. } => Error::Unsupported {
             wanted: "the limits of the sandbox".to_owned(),
             missing: crate::error::chain(&error),
         },
         _ => Error::caused("create", id, &error),
     })?;
-    let listener = socket::bind(&dir).map_err(io)?;
-    let request = request(shared, spec, root, &group);
-    let made = shared.forge.make(&request, &listener);
+    let listener = socket::bind(&dir, socket::GUEST).map_err(io)?;
+    let mut request = request(shared, spec, root, &group);
+    let made = match runsc {
+        None => shared.forge.make(&request, &[listener.as_fd()]),
+        Some(runsc) => {
+            let control = socket::bind(&dir, socket::CONTROL).map_err(io)?;
+            gvisor::ask_for(&mut request, &gvisor::Wanted { spec, runsc, guest: &shared.guest, dir: &dir, memory })
+                .map_err(io)?;
+            shared.forge.make(&request, &[listener.as_fd(), control.as_fd()])
+        }
+    };
     let pid = made.map_err(|error| Error::caused("create", id, &error))?;
     let init = Process::find(pid as u32).map_err(io)?.filter(|_| group.holds(pid));
     let init = init.ok_or_else(|| Error::failed("create", id, "the guest ended at once"))?;
-    verify::sandbox(pid, &shared.hierarchies, &expected(shared, spec)).map_err(Error::Breached)?;
+    match runsc {
+        None => verify::sandbox(pid, &shared.hierarchies, &expected(shared, spec)).map_err(Error::Breached)?,
+        Some(_) => {
+            let expected = gvisor::expected(spec, group.clone());
+            verify::sandbox(pid, &shared.hierarchies, &expected).map_err(Error::Breached)?;
+            gvisor::verify_inside(&group, pid, spec.identity)
+                .map_err(io)?
+                .map_err(Error::Breached)?;
+        }
+    }
     record.init = Some(init);
     record.write(&dir).map_err(io)
 }
@@ -150,7 +189,7 @@ pub(super) fn expected(shared: &Shared, spec: &Spec) -> Expected {
             ("Max realtime priority", 0),
         ],
         hostname: image::HOSTNAME,
-        mounts: Mounts {
+        mounts: Some(Mounts {
             root: vec!["nosuid", "nodev"],
             may_follow: false,
             writable,
@@ -158,7 +197,7 @@ pub(super) fn expected(shared: &Shared, spec: &Spec) -> Expected {
             masked: &walls::MASKED,
             read_only: &walls::READ_ONLY,
             secret: Some(shared.data_dir.clone()),
-        },
+        }),
         group: shared.group(&spec.id),
         limits: limits.clone(),
     }
@@ -200,6 +239,7 @@ fn request(shared: &Shared, spec: &Spec, root: &image::Root, group: &Group) -> M
         rlimits: rlimits(&spec.limits),
         hostname: image::HOSTNAME.as_bytes().to_vec(),
         oom_score_adj: OOM_SCORE_ADJ,
+        runsc: None,
     }
 }
 

@@ -1,4 +1,6 @@
-//! The `oci` backend: containers made by a small process of ours, the forge (`crate::forge`); no daemon.
+//! The `oci` backend: containers made by a small process of ours, the forge (`crate::forge`); no daemon. With isolation `gvisor`
+//! the forge makes the place that `runsc` runs in (see `backend/gvisor/mod.rs`), while everything from `owner.json` to the end
+//! of a sandbox stays the same.
 //!
 //! Owns `DATA/sandboxes/ID` (one directory per sandbox), `DATA/bin`, and the control group of each sandbox.
 //! Must not know: policies, runs, what is said to the guest.
@@ -22,7 +24,7 @@ mod forge;
 mod make;
 mod record;
 mod ruin;
-mod socket;
+pub(super) mod socket;
 #[cfg(test)]
 mod tests;
 
@@ -37,7 +39,7 @@ use tokio::net::UnixStream;
 
 pub use record::FILE as RECORD;
 
-use super::{Backend, Capabilities, Handle, Owned, guest_file};
+use super::{Backend, Capabilities, Handle, Owned, guest_file, gvisor};
 use crate::ids::SandboxId;
 use crate::process::Process;
 use crate::sandbox::cgroup::{self, Hierarchies};
@@ -56,7 +58,10 @@ pub struct Oci {
 struct Shared {
     data_dir: PathBuf,
     forge: forge::Forge,
+    guest: PathBuf,
     hierarchies: Hierarchies,
+    /// For isolation `gvisor`, or why there is none.
+    runsc: Result<gvisor::Runsc, String>,
 }
 
 impl Oci {
@@ -88,8 +93,10 @@ impl Oci {
             let guest = guest_file::install(&data_dir)?;
             Ok(Shared {
                 data_dir,
-                forge: forge::Forge::new(forge.unwrap_or(guest)),
+                forge: forge::Forge::new(forge.unwrap_or_else(|| guest.clone())),
+                guest,
                 hierarchies,
+                runsc: gvisor::Runsc::find(),
             })
         });
         let shared = prepared.map_err(|error| {
@@ -142,18 +149,40 @@ impl Shared {
 #[async_trait]
 impl Backend for Oci {
     fn capabilities(&self) -> Capabilities {
+        let gvisor = self.shared.runsc.is_ok().then_some(Isolation::Gvisor);
         Capabilities {
             name: BackendName::Oci,
-            isolations: vec![Isolation::Container],
+            isolations: [Isolation::Container].into_iter().chain(gvisor).collect(),
             user_namespace: true,
             freeze: true,
+            memory_snapshot: gvisor.into_iter().collect(),
+            lacks: gvisor::LACKS.map(|lack| (Isolation::Gvisor, lack)).into(),
         }
     }
 
     async fn create(&self, spec: &Spec) -> Result<Handle, Error> {
         spec.check()?;
         let spec = spec.clone();
-        self.blocking(move |shared| make::create(shared, &spec)).await
+        self.blocking(move |shared| make::create(shared, &spec, None)).await
+    }
+
+    async fn checkpoint(&self, sandbox: &Handle, dir: &Path) -> Result<(), Error> {
+        let (id, dir) = (sandbox.id.clone(), dir.to_owned());
+        self.blocking(move |shared| {
+            shared.record(&id)?;
+            gvisor::snapshot::take(&shared.dir(&id), &dir, shared.runsc.as_ref().ok()).map_err(|error| error.of(&id))
+        })
+        .await
+    }
+
+    async fn restore(&self, spec: &Spec, dir: &Path) -> Result<Handle, Error> {
+        spec.check()?;
+        let (spec, dir) = (spec.clone(), dir.to_owned());
+        self.blocking(move |shared| {
+            gvisor::snapshot::check(&dir, &spec, shared.runsc.as_ref().ok()).map_err(|error| error.of(&spec.id))?;
+            make::create(shared, &spec, Some(&dir))
+        })
+        .await
     }
 
     /// The guest is up since `create` and runs nothing by itself: this checks that it still is.
@@ -177,7 +206,7 @@ impl Backend for Oci {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(Error::NotFound(id.clone())),
             Err(error) => return Err(lost(error)),
         };
-        socket::connect(&dir).and_then(UnixStream::from_std).map_err(lost)
+        socket::connect(&dir, socket::GUEST).and_then(UnixStream::from_std).map_err(lost)
     }
 
     async fn freeze(&self, sandbox: &Handle, frozen: bool) -> Result<(), Error> {

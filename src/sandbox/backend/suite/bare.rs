@@ -101,6 +101,8 @@ impl Backend for Bare {
             isolations: vec![Isolation::Container],
             user_namespace: false,
             freeze: false,
+            memory_snapshot: Vec::new(),
+            lacks: Vec::new(),
         }
     }
 
