@@ -124,7 +124,8 @@ async fn a_reader_that_is_ahead_gets_what_it_has_not_had() {
         let log = Arc::clone(&log);
         async move {
             for n in 0..100 {
-                log.push(Channel::Stdout, 1000 + n * 50_000, vec![n as u8; 50_000]).await;
+                log.push(Channel::Stdout, 1000 + n * 50_000, vec![n as u8; 50_000])
+                    .await;
             }
             log.end(finish());
         }
@@ -134,8 +135,17 @@ async fn a_reader_that_is_ahead_gets_what_it_has_not_had() {
     assert!(tokio::time::timeout(Duration::from_secs(1), &mut writer).await.is_err());
     let reader = log.read_from([3_001_000, 0, 0]).unwrap();
     let ((), (came, counts)) = tokio::join!(writer, all(reader));
-    assert_eq!((came[0].1, joined(&came, Channel::Stdout).len()), (3_001_000, 2_000_000));
-    assert_eq!(counts[0], Counts { bytes: 5_001_000, dropped_bytes: 0 });
+    assert_eq!(
+        (came[0].1, joined(&came, Channel::Stdout).len()),
+        (3_001_000, 2_000_000)
+    );
+    assert_eq!(
+        counts[0],
+        Counts {
+            bytes: 5_001_000,
+            dropped_bytes: 0
+        }
+    );
     assert!(log.read_from([5_001_001, 0, 0]).is_err(), "there is no more to come");
 }
 

@@ -40,7 +40,7 @@ async fn a_wall_that_is_not_as_asked_for_is_named() {
         (|limits| limits.file_bytes /= 2, "Max file size"),
         (|limits| limits.open_files /= 2, "Max open files"),
         (|limits| limits.memory_bytes /= 2, "memory"),
-        (|limits| limits.pids /= 2, "pids"),
+        (|limits| limits.pids /= 2, "processes"),
     ];
     let data = tempfile::tempdir().unwrap();
     let oci = match Oci::new(data.path()) {
