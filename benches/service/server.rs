@@ -222,8 +222,8 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Only where a case failed; its sandboxes are then ended by the next server of this directory, or by `doctor --fix`.
-        let _ = self.child.kill();
+        // Where a case failed: it still ends its sandboxes, before its directory goes.
+        let _ = kill(Pid::from_raw(self.child.id() as i32), Signal::SIGTERM);
         let _ = self.child.wait();
     }
 }

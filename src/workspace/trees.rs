@@ -1,6 +1,7 @@
 //! The handle on all workspaces of a store, and how a revision is named.
 
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +15,8 @@ use super::tree::{self, Tree, Undecodable};
 #[derive(Debug, Clone)]
 pub struct Trees {
     pub(super) blobs: Blobs,
+    /// The tree with nothing in it, once it is known to be on the disk.
+    empty: Arc<OnceLock<TreeId>>,
 }
 
 /// A workspace as it was: its tree, which is its identity, and the times that go with it where they are known.
@@ -40,20 +43,27 @@ impl Trees {
     /// [`Error::Io`] when that cannot be made or opened.
     pub fn open(data: &Path) -> Result<Self, Error> {
         let blobs = Blobs::open(&data.join("blobs"))?;
-        Ok(Self { blobs })
+        Ok(Self {
+            blobs,
+            empty: Arc::default(),
+        })
     }
 
     pub fn blobs(&self) -> &Blobs {
         &self.blobs
     }
 
-    /// Stores the tree with nothing in it, where a workspace from no source begins.
+    /// Stores the tree with nothing in it, where a workspace from no source begins. Once: to make it durable takes a sync
+    /// of the file system, and every new sandbox begins with it.
     ///
     /// # Errors
     /// [`Error::Io`] when the disk refuses.
     pub fn empty(&self) -> Result<TreeId, Error> {
+        if let Some(stored) = self.empty.get() {
+            return Ok(*stored);
+        }
         let id = self.blobs.put(&Tree::default().encode())?;
-        Ok(TreeId::from_bytes(*id.as_bytes()))
+        Ok(*self.empty.get_or_init(|| TreeId::from_bytes(*id.as_bytes())))
     }
 
     /// Reads one directory of a tree.
