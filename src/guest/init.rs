@@ -237,11 +237,7 @@ impl Init {
             Ok(ForkResult::Child) => {
                 // A descriptor of its own: under gVisor this one goes on telling of init's signals.
                 let result = signals().and_then(|signals| {
-                    let mut kept = [
-                        connection.as_raw_fd(),
-                        theirs.as_raw_fd(),
-                        signals.as_fd().as_raw_fd(),
-                    ];
+                    let mut kept = [connection.as_raw_fd(), theirs.as_raw_fd(), signals.as_fd().as_raw_fd()];
                     close_others(&mut kept)?;
                     shim::run(connection, &signals, Some(&theirs))
                 });

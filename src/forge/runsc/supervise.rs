@@ -59,7 +59,10 @@ pub(super) fn run() -> io::Result<()> {
         }
         Err(error) => {
             let errno = Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
-            say(&answer, said::Kind::Fault(fault(format!("start runsc: {error}"), errno)))?;
+            say(
+                &answer,
+                said::Kind::Fault(fault(format!("start runsc: {error}"), errno)),
+            )?;
             Err(error)
         }
     }
@@ -254,10 +257,7 @@ impl Supervisor {
             .status();
         let outcome = match status {
             Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(fault(
-                format!("checkpoint: {}", told(&status.to_string())),
-                Errno::EIO,
-            )),
+            Ok(status) => Err(fault(format!("checkpoint: {}", told(&status.to_string())), Errno::EIO)),
             Err(error) => Err(fault(format!("call runsc: {error}"), Errno::EIO)),
         };
         if outcome.is_err() {

@@ -132,8 +132,17 @@ fn build(
         None => shared.forge.make(&request, &[listener.as_fd()]),
         Some(runsc) => {
             let control = socket::bind(&dir, socket::CONTROL).map_err(io)?;
-            gvisor::ask_for(&mut request, &gvisor::Wanted { spec, runsc, guest: &shared.guest, dir: &dir, memory })
-                .map_err(io)?;
+            gvisor::ask_for(
+                &mut request,
+                &gvisor::Wanted {
+                    spec,
+                    runsc,
+                    guest: &shared.guest,
+                    dir: &dir,
+                    memory,
+                },
+            )
+            .map_err(io)?;
             shared.forge.make(&request, &[listener.as_fd(), control.as_fd()])
         }
     };

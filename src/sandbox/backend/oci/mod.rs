@@ -204,7 +204,9 @@ impl Backend for Oci {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(Error::NotFound(id.clone())),
             Err(error) => return Err(lost(error)),
         };
-        socket::connect(&dir, socket::GUEST).and_then(UnixStream::from_std).map_err(lost)
+        socket::connect(&dir, socket::GUEST)
+            .and_then(UnixStream::from_std)
+            .map_err(lost)
     }
 
     async fn freeze(&self, sandbox: &Handle, frozen: bool) -> Result<(), Error> {
