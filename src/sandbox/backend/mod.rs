@@ -61,6 +61,8 @@ pub enum Lack {
     /// File calls follow the magic links of `/proc`, within the sandbox and with no more rights than its programs have: there
     /// is no openat2.
     MagicLinksRefused,
+    /// A terminal has a size, echo and lines, but its keys (Ctrl-C, Ctrl-Z) and a change of its size send no signals.
+    TerminalSignals,
 }
 
 /// A sandbox that was created: enough to find it again.
