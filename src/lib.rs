@@ -45,6 +45,8 @@
 //! - [`api`]: the gRPC face (`proto/exuvia/v1`): convert, one domain call, convert back. The only place that knows
 //!   `tonic::Status`, and the place that says what a client may not name (`api/convert.rs`).
 //! - [`assembly`]: puts the parts together over one data directory, and guards that directory.
+//! - [`fleet`]: sandboxes that clients use directly, without an agent loop: one driver task each, a quota, leases by which the next
+//!   server goes on with them, the warm pool, and the output of their commands. Knows no runs.
 //! - [`run`]: durable runs. A pure core (`state.rs`: entries in, state out, no IO) and a shell that commits first and acts
 //!   second (`driver.rs`). `service.rs` is what every face calls.
 //! - [`task`]: what is asked: the frozen request that a run starts from, and the task file that a person writes.
@@ -71,7 +73,8 @@
 //!
 //! ```text
 //!  bin ─▶ cli ─▶ api ─────▶ run ─▶ tool, model, sandbox, workspace, task ─▶ policy, audit, secret ─▶ store ─▶ ids, clock, error
-//!          └──▶ assembly ──▶ ┘                  └─▶ wire ◀─ guest
+//!          │      └───────▶ fleet ─▶ sandbox, workdir, workspace ──────────▶ policy, audit, store
+//!          └──▶ assembly ──▶ both               └─▶ wire ◀─ guest, forge
 //! ```
 //!
 //! Down only, with one agreed exception: `store` keeps the journal entries, tree ids and audit records of the modules above it
@@ -94,7 +97,10 @@
 //! | signal | what the outside wants of a run; waits in its *inbox* | `store/mod.rs` |
 //! | sandbox | one ephemeral container with limits and a guest inside (`sbx_…`) | `sandbox/session.rs` |
 //! | bench | a run's sandbox together with its working directory | `run/bench.rs` |
-//! | exec | one command in a sandbox | `sandbox/exec.rs` |
+//! | exec | one command in a sandbox (`exe_…`) | `sandbox/exec.rs` |
+//! | context | a language kernel that keeps its state between calls (`ctx_…`) | `fleet/code/`, `sandbox/kernel/` |
+//! | lease | a directly used sandbox on disk, for the next server | `fleet/lease.rs` |
+//! | place | what the quota of sandboxes counts | `fleet/quota.rs` |
 //! | guest | the agent of ours that is PID 1 of a sandbox; *not* the AI agent | `guest/mod.rs` |
 //! | workspace | the files that outlive the sandbox; a *tree* is their content address | `workspace/tree.rs` |
 //! | artifact | a kept output, named by the address of its content | `workspace/artifact.rs` |
