@@ -334,6 +334,9 @@ impl Log {
         state.next_reader += 1;
         let position = Position { at, dropped: [0; 3] };
         state.readers.insert(key, position);
+        drop(state);
+        // One that is ahead wants what the writer holds back.
+        self.room.notify_one();
         Ok(Reader {
             log: Arc::clone(self),
             key,
