@@ -36,13 +36,14 @@ pub(super) use make::{Wanted, ask_for, expected, host_limits, verify_inside};
 pub use program::{Runsc, is_safe_with_devices};
 
 /// What this isolation does not give.
-pub(super) const LACKS: [Lack; 6] = [
+pub(super) const LACKS: [Lack; 7] = [
     Lack::LifeAfterOutOfMemory,
     Lack::RefusedForksCounted,
     Lack::AgentHidden,
     Lack::WholeStatusShown,
     Lack::MagicLinksRefused,
     Lack::TerminalSignals,
+    Lack::CommandsWithoutEnd,
 ];
 
 /// Where the guest is inside. Programs may read it; it tells nothing.
