@@ -39,7 +39,7 @@ pub enum Item {
         traceback: String,
     },
     /// The last, exactly once.
-    Ended(RunEnd),
+    Ended(Box<RunEnd>),
 }
 
 /// How it ended.
@@ -128,7 +128,7 @@ impl Running {
         let details = json!({ "duration_ms": end.duration.as_millis() as u64, "stdout_bytes": self.stdout,
             "stderr_bytes": self.stderr });
         self.record.put("code.ended", word(&end), details).await;
-        Some(Item::Ended(end))
+        Some(Item::Ended(Box::new(end)))
     }
 
     async fn judged(&mut self, event: Event, how: Option<How>) -> Result<Item, RunEnd> {

@@ -153,13 +153,25 @@ pub(in crate::sandbox) async fn release(place: &Place, id: &ExecId) -> Result<()
     }
 }
 
+/// How often a word is said to an exec whose shim goes just then.
+const TRIES: usize = 3;
+
 async fn say(place: &Place, id: &ExecId, kind: wire::tell::Kind) -> Result<bool, Error> {
     let tell = wire::Tell {
         id: id.to_string(),
         kind: Some(kind),
     };
-    let mut asked = Asked::new(place, request::Kind::Tell(tell)).await?;
-    match asked.event().await? {
+    let mut tries = 1;
+    let (asked, said) = loop {
+        let mut asked = Asked::new(place, request::Kind::Tell(tell.clone())).await?;
+        match asked.event().await {
+            // A shim that was released may end with a request unread in its queue: it has done nothing of it then, as it
+            // answers whatever it does. Asked again, init knows no such exec.
+            Err(Error::GuestLost { .. }) if tries < TRIES => tries += 1,
+            said => break (asked, said?),
+        }
+    };
+    match said {
         event::Kind::Told(wire::Told { running }) => Ok(running),
         event::Kind::Fault(fault) => Err(about(id, Refused::Fault(fault))),
         event::Kind::Pong(_)

@@ -105,13 +105,13 @@ async fn t10_what_cannot_be_taken_over_is_removed() {
     restarting.clock.advance(Duration::from_secs(1));
     let bed = restarting.started().await;
     let ids = |ids: &[exuvia::ids::SandboxId]| ids.iter().map(ToString::to_string).collect::<Vec<_>>();
-    assert_eq!(ids(&bed.recovered.adopted), [whole.clone()]);
+    assert_eq!(ids(&bed.recovered.adopted), std::slice::from_ref(&whole));
     let mut reaped = ids(&bed.recovered.reaped);
     reaped.sort();
     let mut gone = vec![expired, crashed];
     gone.sort();
     assert_eq!(reaped, gone);
-    assert_eq!(ids(&bed.fake.living()), [whole.clone()]);
+    assert_eq!(ids(&bed.fake.living()), std::slice::from_ref(&whole));
     let names = |folder: &str| {
         let entries = std::fs::read_dir(bed.data.path().join(folder)).unwrap();
         entries

@@ -108,7 +108,7 @@ fn build(
     let id = &spec.id;
     let dir = shared.dir(id);
     let io = |error: io::Error| Error::failed("create", id, error);
-    image::hold(&root, &dir).map_err(io)?;
+    image::hold(root, &dir).map_err(io)?;
     let group = shared.group(id);
     let runsc = shared
         .runsc
