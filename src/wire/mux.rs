@@ -77,11 +77,12 @@ enum Kind {
     Paused,
     Resume,
     End,
+    Resumed,
 }
 
 impl Kind {
     fn of(byte: u8) -> Option<Self> {
-        const ALL: [Kind; 9] = [
+        const ALL: [Kind; 10] = [
             Kind::Open,
             Kind::Data,
             Kind::Credit,
@@ -91,6 +92,7 @@ impl Kind {
             Kind::Paused,
             Kind::Resume,
             Kind::End,
+            Kind::Resumed,
         ];
         ALL.into_iter().find(|kind| *kind as u8 == byte)
     }
@@ -126,6 +128,8 @@ pub struct Mux {
     inbox: Vec<u8>,
     outbox: VecDeque<u8>,
     is_paused: bool,
+    /// Host: the guest has not said yet that it has let go of its earlier connections, whose numbers are used again.
+    awaits_resumed: bool,
 }
 
 impl Mux {
@@ -137,6 +141,7 @@ impl Mux {
             inbox: Vec::new(),
             outbox: VecDeque::new(),
             is_paused: false,
+            awaits_resumed: false,
         }
     }
 
@@ -151,7 +156,8 @@ impl Mux {
 
     /// Whether one more connection may be opened now.
     pub fn can_open(&self) -> bool {
-        !self.is_paused && self.connections.len() < CONNECTIONS && self.outbox.len() < OUTBOX && self.last < u32::MAX
+        let is_quiet = self.is_paused || self.awaits_resumed;
+        !is_quiet && self.connections.len() < CONNECTIONS && self.outbox.len() < OUTBOX && self.last < u32::MAX
     }
 
     /// Opens a connection; see [`Self::can_open`].
@@ -284,6 +290,7 @@ impl Mux {
     /// Host: goes on, with the guest of another host where `is_new_host`.
     pub fn resume(&mut self, is_new_host: bool) {
         self.is_paused = false;
+        self.awaits_resumed = is_new_host;
         self.put(Kind::Resume, 0, u32::from(is_new_host));
     }
 
@@ -294,6 +301,7 @@ impl Mux {
             return Vec::new();
         }
         self.last = 0;
+        self.put(Kind::Resumed, 0, 0);
         std::mem::take(&mut self.connections).into_keys().collect()
     }
 
@@ -307,6 +315,7 @@ impl Mux {
         self.inbox.clear();
         self.outbox.clear();
         self.is_paused = false;
+        self.awaits_resumed = false;
         for connection in self.connections.values_mut() {
             connection.incoming = Incoming::Closed;
         }
@@ -364,7 +373,7 @@ impl Mux {
             Kind::Open | Kind::Pause | Kind::Resume | Kind::End if !is_guest => {
                 return Err(Violation("a frame that only the host may send"));
             }
-            Kind::Paused if is_guest => return Err(Violation("a frame that only the guest may send")),
+            Kind::Paused | Kind::Resumed if is_guest => return Err(Violation("a frame that only the guest may send")),
             Kind::Open if id <= self.last => return Err(Violation("a connection's number used twice")),
             Kind::Open => {
                 self.last = id;
@@ -376,6 +385,7 @@ impl Mux {
             }
             Kind::Pause => return Ok(Some(News::Pause)),
             Kind::Paused => return Ok(Some(News::Paused)),
+            Kind::Resumed => self.awaits_resumed = false,
             Kind::Resume => {
                 return Ok(Some(News::Resume {
                     is_new_host: number != 0,
@@ -414,7 +424,7 @@ impl Mux {
             }
             Kind::Eof => connection.incoming = Incoming::Ended,
             Kind::Close => connection.incoming = Incoming::Closed,
-            Kind::Open | Kind::Pause | Kind::Paused | Kind::Resume | Kind::End => {}
+            Kind::Open | Kind::Pause | Kind::Paused | Kind::Resume | Kind::Resumed | Kind::End => {}
         }
         Ok(())
     }

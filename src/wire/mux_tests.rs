@@ -105,12 +105,13 @@ fn quiet_is_at_the_end_of_a_frame_and_a_new_host_starts_afresh() {
 
     let mut new_host = Mux::new(Side::Host);
     new_host.resume(true);
-    let first = new_host.open();
-    let mut bytes = new_host.outbox().to_vec();
-    let rest = bytes.split_off(HEADER);
-    assert_eq!(guest.receive(&bytes).unwrap(), [News::Resume { is_new_host: true }]);
+    assert!(!new_host.can_open(), "the guest still has a connection of that number");
+    assert_eq!(carry(&mut new_host, &mut guest), [News::Resume { is_new_host: true }]);
     assert_eq!(guest.resumed(true), [id]);
-    assert_eq!(guest.receive(&rest).unwrap(), [News::Opened(first)]);
+    assert_eq!(carry(&mut guest, &mut new_host), []);
+    assert!(new_host.can_open());
+    assert_eq!(new_host.open(), id);
+    assert_eq!(carry(&mut new_host, &mut guest), [News::Opened(id)]);
 }
 
 /// The host believes nothing.

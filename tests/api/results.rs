@@ -299,7 +299,14 @@ async fn b1_every_audit_row_of_a_run_carries_its_ids() {
     let run = bed.submit(&script.task()).await.run_id;
     let done = ended(&mut client, &run).await;
     bed.empties().await;
-    let audit = bed.audit(&run).await;
+    let audit = loop {
+        let audit = bed.audit(&run).await;
+        // The last record comes once the directory is gone too.
+        match audit.iter().any(|record| record.action == "sandbox.destroyed") {
+            true => break audit,
+            false => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+        }
+    };
     let expected = [
         ("task", done.task_id),
         ("run", done.run_id),

@@ -150,7 +150,7 @@ fn each_other_end_has_its_code_and_its_word() {
         return;
     };
     let small = shell.policy("small", "[limits]\nmemory = \"64MiB\"\n");
-    let gvisor = shell.policy("gvisor", "isolation = \"gvisor\"\n");
+    let microvm = shell.policy("microvm", "isolation = \"microvm\"\n");
     let run = |words: &[&str]| code_and_stderr(&shell.run(words));
     let said = |code: i32, text: &str| (code, format!("exuvia: {text}\n"));
     assert_eq!(
@@ -173,9 +173,9 @@ fn each_other_end_has_its_code_and_its_word() {
         run(&["--", "sh", "-c", "kill -SEGV $$"]),
         said(139, "died of signal 11 (SIGSEGV)")
     );
-    let (code, stderr) = run(&["--policy", &gvisor, "--", "true"]);
+    let (code, stderr) = run(&["--policy", &microvm, "--", "true"]);
     assert_eq!(code, 125);
-    assert!(stderr.contains("demands isolation `gvisor`"), "{stderr}");
+    assert!(stderr.contains("demands isolation `microvm`"), "{stderr}");
     assert_eq!(run(&["--policy", "nowhere", "--", "true"]).0, 125);
     shell.assert_clean();
 }

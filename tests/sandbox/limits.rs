@@ -88,6 +88,7 @@ async fn places_to_write_are_capped() {
     };
     let mut spec = bench.spec();
     spec.limits.file_bytes = 1 << 20;
+    spec.limits.shm_bytes = spec.limits.tmp_bytes;
     let sandbox = bench.open(spec).await;
     for place in ["/tmp", "/var/tmp", "/dev/shm"] {
         let text = format!("for i in 1 2 3 4 5 6 7 8 9; do head -c 1000000 /dev/zero >{place}/$i || exit 9; done");
@@ -117,8 +118,7 @@ async fn what_cannot_be_enforced_is_refused_without_a_trace() {
         async move { (backend.create(&spec).await.unwrap_err(), spec.id) }
     };
     for change in [
-        (|spec| spec.isolation = exuvia::sandbox::Isolation::Gvisor) as fn(&mut Spec),
-        |spec| spec.isolation = exuvia::sandbox::Isolation::Microvm,
+        (|spec| spec.isolation = exuvia::sandbox::Isolation::Microvm) as fn(&mut Spec),
         |spec| spec.identity.base = 0,
         |spec| spec.identity.base = u32::MAX - 5,
         |spec| spec.image = exuvia::sandbox::ImageRef::Docker("python:3".to_owned()),

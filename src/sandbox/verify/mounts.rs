@@ -102,7 +102,9 @@ fn is_device(entry: &Entry) -> bool {
 fn is_empty(entry: &Entry) -> bool {
     let is_null = is_device(entry) && entry.root == Path::new("/null");
     let is_void = entry.root == Path::new("/") || VOIDS.iter().any(|void| entry.root.ends_with(void));
-    is_null || (entry.kind == "tmpfs" && entry.has("ro") && is_void)
+    // Of a template over an image the root is an overlay.
+    let is_ours = ["tmpfs", "overlay"].contains(&entry.kind.as_str());
+    is_null || (is_ours && entry.has("ro") && is_void)
 }
 
 /// As the forge calls them in each of its templates.

@@ -67,12 +67,15 @@ async fn t10_a_server_goes_on_with_the_sandboxes_of_the_one_before() {
     kill(&mut client, &made.sandbox_id).await;
     kill(&mut client, &paused.sandbox_id).await;
     bed.empties().await;
-    let actions: Vec<_> = bed
-        .trail(&made.sandbox_id)
-        .await
-        .into_iter()
-        .map(|record| record.action)
-        .collect();
+    let actions: Vec<_> = loop {
+        let trail = bed.trail(&made.sandbox_id).await;
+        let actions: Vec<_> = trail.into_iter().map(|record| record.action).collect();
+        // The last record comes once the directory is gone too.
+        match actions.iter().any(|action| action == "sandbox.destroyed") {
+            true => break actions,
+            false => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    };
     let life = [
         "sandbox.created",
         "sandbox.adopted",
