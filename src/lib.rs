@@ -145,6 +145,8 @@ pub mod run;
 pub mod sandbox;
 #[cfg(feature = "host")]
 pub mod secret;
+#[cfg(all(test, feature = "host"))]
+mod skip;
 #[cfg(feature = "host")]
 pub mod store;
 #[cfg(feature = "host")]

@@ -40,10 +40,7 @@ pub async fn measure() -> Result<String> {
             "new sandbox, pool empty, python, killed",
             sustained(move || {
                 let server = Arc::clone(&server);
-                async move {
-                    let id = server.create_and_code(STEP).await?;
-                    server.kill(&id).await
-                }
+                async move { server.create_code_kill(STEP).await }
             })
             .await?,
         );
@@ -81,10 +78,7 @@ pub async fn measure() -> Result<String> {
             "python in sandboxes from the pool, refilled, sustained",
             sustained(move || {
                 let server = Arc::clone(&server);
-                async move {
-                    let id = server.create_and_code(STEP).await?;
-                    server.kill(&id).await
-                }
+                async move { server.create_code_kill(STEP).await }
             })
             .await?,
         );

@@ -136,6 +136,11 @@ impl Server {
         })
     }
 
+    pub async fn create_code_kill(&self, code: &str) -> Result<()> {
+        let id = self.create_and_code(code).await?;
+        self.kill(&id).await
+    }
+
     pub async fn create_and_code(&self, code: &str) -> Result<String> {
         let id = self.create().await?;
         self.code(&id, code).await?;

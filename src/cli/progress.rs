@@ -9,6 +9,16 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::report::{clean, result};
 use crate::api::{convert, proto};
 
+/// One changing line, where stderr is a terminal.
+pub(super) fn spinner() -> Option<ProgressBar> {
+    std::io::stderr().is_terminal().then(|| {
+        let bar = ProgressBar::new_spinner();
+        bar.set_style(ProgressStyle::with_template("{spinner} {elapsed} {wide_msg}").expect("a fixed template"));
+        bar.enable_steady_tick(Duration::from_millis(120));
+        bar
+    })
+}
+
 /// Shows events as they come.
 #[derive(Debug)]
 pub struct Progress {
@@ -18,14 +28,8 @@ pub struct Progress {
 
 impl Progress {
     pub fn new() -> Self {
-        let spinner = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new_spinner();
-            bar.set_style(ProgressStyle::with_template("{spinner} {elapsed} {wide_msg}").expect("a fixed template"));
-            bar.enable_steady_tick(Duration::from_millis(120));
-            bar
-        });
         Self {
-            spinner,
+            spinner: spinner(),
             tools: HashMap::new(),
         }
     }

@@ -38,6 +38,8 @@ pub enum Tag {
     No = b'N',
     /// From init: forget an exec that ended, there are too many.
     Forget = b'X',
+    /// To init: my id is nobody's any more. Answered with `Yes`, after which nothing is handed over.
+    Leave = b'G',
 }
 
 impl Tag {
@@ -52,6 +54,7 @@ impl Tag {
             Self::Yes,
             Self::No,
             Self::Forget,
+            Self::Leave,
         ]
         .into_iter()
         .find(|tag| *tag as u8 == byte)

@@ -78,11 +78,15 @@ impl Register {
                     Some((id, entry)) => answer(shims, from, Tag::Found, id, &entry.description),
                 }
             }
+            Tag::Leave => {
+                self.forget(from);
+                say(shims, from, Tag::Yes);
+            }
             Tag::Found | Tag::Yes | Tag::No | Tag::Forget => {}
         }
     }
 
-    /// A shim is gone, and its exec with it.
+    /// A shim is gone, or is about to go, and its exec with it.
     pub fn forget(&mut self, shim: Pid) {
         self.execs.retain(|_, entry| entry.shim != shim);
         let execs = &self.execs;
@@ -143,7 +147,16 @@ mod tests {
             let told = ask(&mut register, 3, Tag::Ended, &id, "end");
             assert_eq!(told, (n == MAX_ENDED).then(|| (Tag::Forget, Vec::new())), "{n}");
         }
-        register.forget(Pid::from_raw(2));
+        assert_eq!(
+            ask(&mut register, 3, Tag::Leave, "a", ""),
+            word(Tag::Yes),
+            "its own alone"
+        );
+        assert_eq!(
+            ask(&mut register, 2, Tag::Next, "", ""),
+            Some((Tag::Found, b"1".to_vec()))
+        );
+        assert_eq!(ask(&mut register, 2, Tag::Leave, "a", ""), word(Tag::Yes));
         assert_eq!(ask(&mut register, 3, Tag::HandOver, "a", "x"), word(Tag::No));
     }
 }

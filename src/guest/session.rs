@@ -1,4 +1,5 @@
-//! One exec: starts the program, carries bytes both ways, sees to its end.
+//! One exec: starts the program, carries bytes both ways, sees to its end. The loop is here; `attach` has who is attached,
+//! `input` what the host sends, `end` how it ends.
 //!
 //! ```text
 //! Starting ─► Running ─► Over ─► gone
@@ -7,9 +8,13 @@
 //! A single poll loop without ticks. Nothing is buffered without bound: output is read only as far as `streams` allows, input
 //! is taken only within the window (`wire::STDIN_WINDOW`). Whatever goes wrong here ends this process alone.
 
+mod attach;
+mod end;
+mod input;
+
 use std::collections::{HashSet, VecDeque};
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -17,29 +22,19 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::signalfd::SignalFd;
-use nix::sys::statvfs::statvfs;
 use nix::unistd::Pid;
 use prost::Message;
 use prost::bytes::BytesMut;
 
-use super::child::{Child, fault};
-use super::leash::{Leash, Patience, Tag};
+pub use self::attach::no_such_exec;
+use super::child::Child;
+use super::leash::{Leash, Tag};
 use super::outbox::Outbox;
 use super::streams::{Keep, Source};
 use super::sys::{self, Reaped};
-use super::{terminal, tree};
-use crate::wire::{self, Event, Fault, Input, Offsets, Started, Stream, event, input, request, tell};
+use crate::wire::{self, Event, Fault, Offsets, Stream, event};
 
-/// How long the file plane may tidy up when the host has hung up in the middle of a write.
-const TIDY: Duration = Duration::from_secs(1);
-/// How long a detachable exec that ended waits to be released.
-const RELEASE: Duration = Duration::from_secs(300);
-/// What is read of the host's at once.
-const READ: usize = 64 << 10;
-/// Longest note of the host's.
-const MAX_NOTE: usize = 256;
 /// Bytes of argv that are told of.
 const MAX_ARGV: usize = 1 << 10;
 
@@ -214,6 +209,7 @@ impl<'a> Session<'a> {
             }
             self.end_tree();
         }
+        self.leave();
         result
     }
 
@@ -333,35 +329,6 @@ impl<'a> Session<'a> {
         PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)
     }
 
-    fn keep_time(&mut self) {
-        let now = Instant::now();
-        if self.kill_at.is_some_and(|at| now >= at) {
-            self.kill_at = None;
-            self.end_tree();
-        } else if self.times_out.is_some_and(|at| now >= at) && self.main_ended.is_none() {
-            self.times_out = None;
-            self.timed_out = true;
-            self.terminate();
-        }
-    }
-
-    /// SIGTERM now, SIGKILL after the grace.
-    fn terminate(&mut self) {
-        self.kill_at = Instant::now().checked_add(self.facts.grace);
-        tree::signal_all(Signal::SIGTERM, &HashSet::new());
-        // A stopped process hears it only when it goes on.
-        tree::signal_all(Signal::SIGCONT, &HashSet::new());
-    }
-
-    fn hear_signals(&mut self) {
-        while let Ok(Some(info)) = self.signals.read_signal() {
-            // The sandbox is to end: nobody will ask any more.
-            self.released |= info.ssi_signo == Signal::SIGTERM as u32;
-        }
-        let (main, ended) = (self.main, &mut self.main_ended);
-        self.alone = !tree::reap_ended(|reaped| note(main, ended, reaped));
-    }
-
     /// The program runs (`None`, the pipe has ended), or it never will.
     fn hear_report(&mut self) -> io::Result<Option<Fault>> {
         let Phase::Starting { report, said } = &mut self.phase else {
@@ -378,274 +345,6 @@ impl<'a> Session<'a> {
         let started = self.started();
         self.push(event::Kind::Started(started))?;
         Ok(None)
-    }
-
-    fn started(&self) -> Started {
-        Started {
-            pid: self.main.as_raw().unsigned_abs(),
-            timeout_ms: self.facts.timeout_ms,
-            age_ms: self.begun.elapsed().as_millis() as u64,
-            note: self.note.clone(),
-            stdin_closed: self.stdin.is_none() || self.stdin_eof,
-            drop_oldest: self.facts.keep == Keep::Dropping,
-        }
-    }
-
-    /// Tells init what this exec is, for those who list.
-    fn describe(&self, tag: Tag) {
-        let Some(leash) = self.leash else {
-            return;
-        };
-        let info = wire::ExecInfo {
-            id: self.facts.id.clone(),
-            argv: self.facts.argv.clone(),
-            pid: self.main.as_raw().unsigned_abs(),
-            // On the common clock: whoever lists makes an age of it.
-            age_ms: self.begun_ms,
-            ended: match &self.phase {
-                Phase::Over { ended, .. } => Some(self.with_counts(ended)),
-                Phase::Starting { .. } | Phase::Running => None,
-            },
-            attached: self.peer.is_some(),
-        };
-        // Init always takes what it gets; if it is gone, so is everything.
-        let _ = leash.send(
-            tag,
-            self.facts.id.as_bytes(),
-            &info.encode_to_vec(),
-            None,
-            Patience::Wait,
-        );
-    }
-
-    /// The connection is gone: a detachable exec goes on without.
-    fn lose_peer(&mut self) -> io::Result<()> {
-        let was_told = self.peer.take().is_none_or(|peer| peer.told);
-        if self.facts.detachable {
-            self.uncredited = self.pending.len();
-            self.describe(Tag::Describe);
-            return Ok(());
-        }
-        match &self.phase {
-            // Only what was to live on is left.
-            Phase::Over { .. } if self.facts.keep_background || was_told => Ok(()),
-            Phase::Starting { .. } | Phase::Running | Phase::Over { .. } => Err(ErrorKind::ConnectionAborted.into()),
-        }
-    }
-
-    /// A request that init passes on, with its connection.
-    fn hear_init(&mut self) {
-        let Some(message) = self.leash.and_then(|leash| leash.receive(Patience::Now).ok().flatten()) else {
-            return;
-        };
-        match (message.tag, message.connection) {
-            (Tag::HandOver, Some(connection)) => {
-                // A connection that fails is that one's trouble.
-                if let Ok(request) = wire::Request::decode(message.body.as_slice()) {
-                    let _ = self.welcome(request, connection.into());
-                }
-            }
-            (Tag::Forget, _) => self.released = true,
-            _ => {}
-        }
-    }
-
-    fn welcome(&mut self, request: wire::Request, connection: UnixStream) -> io::Result<()> {
-        let mut peer = Peer::new(connection)?;
-        match request.kind {
-            Some(request::Kind::Attach(attach)) => {
-                let from = attach.from.unwrap_or_default();
-                if let Some(fault) = self.refuses(&from) {
-                    peer.outbox.push(event::Kind::Fault(fault))?;
-                    return peer.flush();
-                }
-                // What the one before had sent still counts.
-                let _ = self.take_input();
-                if let Some(mut old) = self.peer.take() {
-                    let _ = old.outbox.push(event::Kind::Superseded(wire::Superseded {}));
-                    let _ = old.flush();
-                    self.uncredited = self.pending.len();
-                }
-                for source in &mut self.sources {
-                    source.go_on_from(part(&from, source.stream));
-                }
-                self.peer = Some(peer);
-                if matches!(self.phase, Phase::Starting { .. }) {
-                    // It is told when it is so.
-                    return Ok(());
-                }
-                self.describe(Tag::Describe);
-                let started = self.started();
-                self.push(event::Kind::Started(started))
-            }
-            Some(request::Kind::Tell(tell)) => {
-                let running = self.main_ended.is_none();
-                match tell.kind {
-                    Some(tell::Kind::Input(input)) => self.obey(input),
-                    Some(tell::Kind::Release(_)) => self.released |= !running,
-                    None => {}
-                }
-                peer.outbox.push(event::Kind::Told(wire::Told { running }))?;
-                peer.flush()
-            }
-            Some(request::Kind::Ping(_) | request::Kind::Exec(_) | request::Kind::List(_) | request::Kind::Dial(_))
-            | None => Ok(()),
-        }
-    }
-
-    /// Why nobody can go on from there.
-    fn refuses(&self, from: &Offsets) -> Option<Fault> {
-        let kept = self.offsets(Source::first);
-        for source in &self.sources {
-            let wanted = part(from, source.stream);
-            if wanted > source.made() {
-                let message = format!("byte {wanted} of a stream that has {}", source.made());
-                return Some(fault("bad_request", message, None));
-            }
-            if wanted < source.first() {
-                let message = format!(
-                    "byte {wanted} was dropped, the first that is kept is {}",
-                    source.first()
-                );
-                return Some(Fault {
-                    kept: Some(kept),
-                    ..fault("output_dropped", message, None)
-                });
-            }
-        }
-        None
-    }
-
-    fn offsets(&self, of: impl Fn(&Source) -> u64) -> Offsets {
-        let mut offsets = Offsets::default();
-        for source in &self.sources {
-            match source.stream {
-                Stream::Stdout => offsets.stdout = of(source),
-                Stream::Stderr => offsets.stderr = of(source),
-                Stream::Pty => offsets.pty = of(source),
-                Stream::Unspecified => {}
-            }
-        }
-        offsets
-    }
-
-    fn take_input(&mut self) -> io::Result<()> {
-        let Some(peer) = &mut self.peer else {
-            return Ok(());
-        };
-        let mut chunk = [0; READ];
-        match peer.connection.read(&mut chunk) {
-            Ok(0) => return Err(ErrorKind::ConnectionAborted.into()),
-            Ok(length) => peer.inbox.extend_from_slice(&chunk[..length]),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return Ok(()),
-            Err(_) => return Err(ErrorKind::ConnectionAborted.into()),
-        }
-        while let Some(peer) = &mut self.peer
-            && let Some(input) = wire::take::<Input>(&mut peer.inbox)?
-        {
-            match input.kind {
-                Some(input::Kind::Stdin(data)) => {
-                    self.pending.extend(&data);
-                    if self.pending.len() > 2 * wire::STDIN_WINDOW {
-                        return Err(ErrorKind::InvalidData.into());
-                    }
-                }
-                Some(input::Kind::StdinEof(_)) => self.stdin_eof = true,
-                Some(_) | None => self.obey(input),
-            }
-        }
-        self.feed()
-    }
-
-    /// Does what was asked for beside input.
-    fn obey(&mut self, input: Input) {
-        let runs = self.main_ended.is_none();
-        match input.kind {
-            Some(input::Kind::Signal(number)) => {
-                // To the group first, as a terminal would; to the process alone if it has left that.
-                if let Ok(signal) = Signal::try_from(number)
-                    && runs
-                    && killpg(self.main, signal).is_err()
-                {
-                    let _ = kill(self.main, signal);
-                }
-            }
-            Some(input::Kind::SignalTree(number)) => {
-                if let Ok(signal) = Signal::try_from(number) {
-                    tree::signal_all(signal, &HashSet::new());
-                }
-            }
-            Some(input::Kind::Kill(by)) => {
-                self.note_kill(by);
-                self.end_tree();
-            }
-            Some(input::Kind::Terminate(by)) => {
-                self.note_kill(by);
-                self.terminate();
-            }
-            Some(input::Kind::Resize(size)) => {
-                if let Some(terminal) = self.sources.iter().find_map(Source::terminal) {
-                    let _ = terminal::resize(&terminal, size);
-                }
-            }
-            Some(input::Kind::Taken(offsets)) => {
-                for source in &mut self.sources {
-                    source.take_to(part(&offsets, source.stream));
-                }
-            }
-            Some(input::Kind::Note(note)) if note.len() <= MAX_NOTE => self.note = note,
-            Some(input::Kind::Note(_) | input::Kind::Stdin(_) | input::Kind::StdinEof(_)) | None => {}
-        }
-    }
-
-    fn note_kill(&mut self, by: String) {
-        if self.main_ended.is_none() {
-            self.killed_by.get_or_insert(by);
-        }
-    }
-
-    /// Gives the program what it will take of its input, and the host credit for it.
-    fn feed(&mut self) -> io::Result<()> {
-        let mut taken = 0;
-        while !self.pending.is_empty() {
-            let Some(stdin) = &mut self.stdin else {
-                taken += self.pending.len();
-                self.pending.clear();
-                break;
-            };
-            match stdin.write(self.pending.as_slices().0) {
-                Ok(length) => {
-                    self.pending.drain(..length);
-                    taken += length;
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // It has closed its end: whatever else comes goes nowhere.
-                Err(_) => self.stdin = None,
-            }
-        }
-        if self.pending.is_empty() && self.stdin_eof {
-            self.close_stdin();
-        }
-        let others = taken.min(self.uncredited);
-        self.uncredited -= others;
-        match taken - others {
-            0 => Ok(()),
-            credit => self.push(event::Kind::Credit(credit as u32)),
-        }
-    }
-
-    fn close_stdin(&mut self) {
-        let terminal = self.sources.iter().find_map(Source::terminal);
-        if let (Some(stdin), Some(terminal)) = (&mut self.stdin, terminal) {
-            // Input may go on after it, as at a real one.
-            self.stdin_eof = false;
-            if let Some(end) = terminal::end_of_input(&terminal) {
-                let _ = stdin.write(&[end]);
-            }
-        } else {
-            self.stdin = None;
-        }
     }
 
     fn push(&mut self, kind: event::Kind) -> io::Result<()> {
@@ -723,86 +422,6 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn with_counts(&self, ended: &wire::Ended) -> wire::Ended {
-        wire::Ended {
-            made: Some(self.offsets(Source::made)),
-            dropped: Some(self.offsets(Source::dropped)),
-            ..ended.clone()
-        }
-    }
-
-    fn end_tree(&mut self) {
-        let (main, ended) = (self.main, &mut self.main_ended);
-        let killed = tree::kill_all(|reaped| note(main, ended, reaped));
-        self.killed_descendants.extend(killed);
-        self.killed_descendants.remove(&main);
-        self.alone = true;
-    }
-
-    /// The host has hung up on the file plane: the end of its input tells it to take its temporary file away.
-    fn let_tidy_up(&mut self) {
-        self.stdin = None;
-        self.sources.clear();
-        let until = Instant::now() + TIDY;
-        while self.main_ended.is_none() {
-            let left = until.saturating_duration_since(Instant::now());
-            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
-            let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-            if left.is_zero() || poll(&mut fds, timeout) != Ok(1) {
-                return;
-            }
-            self.hear_signals();
-        }
-    }
-
-    /// The main process has ended: its descendants follow, unless they may stay. What is left in the pipes then is sent, and
-    /// after that the end.
-    fn conclude(&mut self) {
-        let mut kept = 0;
-        self.kill_at = None;
-        if self.facts.keep_background && self.killed_by.is_none() && !self.timed_out {
-            kept = tree::count();
-            let (main, ended) = (self.main, &mut self.main_ended);
-            self.alone = !tree::reap_ended(|reaped| note(main, ended, reaped));
-        } else {
-            self.end_tree();
-        }
-        self.stdin = None;
-        self.stdin_eof = true;
-        for source in &mut self.sources {
-            source.conclude(self.facts.keep_background && !self.alone);
-        }
-        let Some(main) = &self.main_ended else {
-            return;
-        };
-        let status = match libc::WIFSIGNALED(main.status) {
-            true => wire::ended::Status::Signal(libc::WTERMSIG(main.status)),
-            false => wire::ended::Status::ExitCode(libc::WEXITSTATUS(main.status)),
-        };
-        let (disk_full, disk_bytes) = if self.facts.files { (false, 0) } else { disk() };
-        let ended = wire::Ended {
-            status: Some(status),
-            timed_out: self.timed_out,
-            killed: self.killed_by.is_some(),
-            killed_by: self.killed_by.clone().unwrap_or_default(),
-            killed_descendants: self.killed_descendants.len() as u32,
-            kept_descendants: kept as u32,
-            duration_us: self.begun.elapsed().as_micros() as u64,
-            user_us: main.user_us,
-            system_us: main.system_us,
-            max_rss_bytes: main.max_rss_bytes,
-            made: None,
-            dropped: None,
-            disk_full,
-            disk_bytes,
-        };
-        self.phase = Phase::Over {
-            ended,
-            release_at: Instant::now() + RELEASE,
-        };
-        self.describe(Tag::Ended);
-    }
-
     /// Says that the program never ran.
     fn refuse(&mut self, fault: Fault) -> io::Result<()> {
         let Some(peer) = &mut self.peer else {
@@ -825,12 +444,6 @@ fn add<'f>(fds: &mut Vec<PollFd<'f>>, fd: Option<BorrowedFd<'f>>, flags: PollFla
     Some(fds.len() - 1)
 }
 
-fn note(main: Pid, ended: &mut Option<Reaped>, reaped: Reaped) {
-    if reaped.pid == main {
-        *ended = Some(reaped);
-    }
-}
-
 fn part(offsets: &Offsets, stream: Stream) -> u64 {
     match stream {
         Stream::Stdout => offsets.stdout,
@@ -838,16 +451,4 @@ fn part(offsets: &Offsets, stream: Stream) -> u64 {
         Stream::Pty => offsets.pty,
         Stream::Unspecified => 0,
     }
-}
-
-/// Whether the workspace is full, and its size.
-fn disk() -> (bool, u64) {
-    let Ok(disk) = statvfs("/workspace") else {
-        return (false, 0);
-    };
-    let full = disk.blocks_available() == 0 || (disk.files() > 0 && disk.files_available() == 0);
-    (
-        full && disk.blocks() > 0,
-        disk.blocks().saturating_mul(disk.fragment_size()),
-    )
 }

@@ -11,7 +11,7 @@ use prost::Message;
 
 use super::child::{Plan, fault};
 use super::leash::{Leash, MAX, MAX_ID, Patience, Tag};
-use super::session::{Facts, Session, answer};
+use super::session::{Facts, Session, answer, no_such_exec};
 use super::{dial, sys};
 use crate::wire::{self, Fault, event, request};
 
@@ -67,10 +67,7 @@ fn serve(
         Some(request::Kind::Attach(wire::Attach { id, .. }) | request::Kind::Tell(wire::Tell { id, .. })) => {
             match hand_over(&id, &body, &connection, leash)? {
                 true => Ok(()),
-                false => {
-                    let message = format!("no exec `{id}` that could be attached to");
-                    refuse(connection, fault("no_such_exec", message, None))
-                }
+                false => refuse(connection, no_such_exec(&id)),
             }
         }
         Some(request::Kind::List(wire::List {})) => list(&mut connection, leash),

@@ -12,25 +12,20 @@ use crate::desk::{Desk, Done};
 pub struct Served {
     child: Child,
     pub url: String,
-    end: Signal,
 }
 
 impl Served {
-    pub fn start(desk: &Desk) -> Self {
-        Self::start_with(desk, &[], Signal::SIGKILL)
-    }
-
     /// One whose sandboxes for direct use end with it.
     pub fn tidy(desk: &Desk) -> Self {
-        Self::start_with(desk, &["--on-shutdown", "end"], Signal::SIGTERM)
+        Self::start(desk, &["--on-shutdown", "end"])
     }
 
     /// A tidy one that makes sandboxes ahead.
     pub fn with_pool(desk: &Desk, stock: &str) -> Self {
-        Self::start_with(desk, &["--on-shutdown", "end", "--pool", stock], Signal::SIGTERM)
+        Self::start(desk, &["--on-shutdown", "end", "--pool", stock])
     }
 
-    fn start_with(desk: &Desk, more: &[&str], end: Signal) -> Self {
+    fn start(desk: &Desk, more: &[&str]) -> Self {
         let mut child = desk
             .command(&[&["serve", "--listen", "127.0.0.1:0"], more].concat())
             .stdout(Stdio::piped())
@@ -42,7 +37,7 @@ impl Served {
             .unwrap();
         let hello: Value = serde_json::from_str(&hello).unwrap();
         let url = format!("http://{}", hello["listening"].as_str().unwrap());
-        Self { child, url, end }
+        Self { child, url }
     }
 
     /// Calls `exuvia sandbox …` on it, with or without --json.
@@ -56,8 +51,9 @@ impl Served {
 }
 
 impl Drop for Served {
+    /// Asked to end, not killed: what it made ahead goes with it.
     fn drop(&mut self) {
-        kill(Pid::from_raw(self.child.id() as i32), self.end).unwrap();
+        kill(Pid::from_raw(self.child.id() as i32), Signal::SIGTERM).unwrap();
         self.child.wait().unwrap();
     }
 }

@@ -11,7 +11,7 @@ fn a_task_file_goes_to_a_server_and_its_results_come_back() {
     let Some(desk) = Desk::new("a_task_file_goes_to_a_server_and_its_results_come_back") else {
         return;
     };
-    let served = Served::start(&desk);
+    let served = Served::tidy(&desk);
     let script = Script::new()
         .shell("cat greeting.txt; echo bye > greeting.txt")
         .finish("said");
@@ -66,7 +66,7 @@ fn a_run_on_a_server_is_paused_resumed_and_cancelled() {
     let Some(desk) = Desk::new("a_run_on_a_server_is_paused_resumed_and_cancelled") else {
         return;
     };
-    let served = Served::start(&desk);
+    let served = Served::tidy(&desk);
     let call = |words: &[&str]| desk.call(&[words, &["--server", &served.url]].concat());
     let model = desk.script(&Script::new().say("").delayed(400).finish("x").delayed(60_000));
     let run = call(&["task", "submit", "--prompt", "x", "--model", &model]).ended(0)["run_id"].clone();

@@ -1,13 +1,12 @@
 //! How far it is, on stderr: one changing line on a terminal, a line for each step elsewhere.
 
 use std::collections::BTreeMap;
-use std::io::IsTerminal;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 use super::show;
+use crate::cli::progress::spinner;
 use crate::cli::report::clean_line;
 use crate::sandbox::image::Progress;
 
@@ -27,14 +26,8 @@ struct State {
 
 impl Shown {
     pub fn new() -> Self {
-        let spinner = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new_spinner();
-            bar.set_style(ProgressStyle::with_template("{spinner} {elapsed} {wide_msg}").expect("a fixed template"));
-            bar.enable_steady_tick(Duration::from_millis(120));
-            bar
-        });
         Self {
-            spinner,
+            spinner: spinner(),
             state: Arc::default(),
         }
     }

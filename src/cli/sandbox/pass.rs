@@ -1,14 +1,13 @@
 //! Bytes in both directions, as they are and as they come, and the signals that end it.
 
-use std::io::Read;
 use std::time::Duration;
 
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::input;
 use crate::cli::Error;
 use crate::error::Kind;
 use crate::sandbox::{Control, Exec, Output};
@@ -115,31 +114,12 @@ async fn write(to: &mut (impl AsyncWrite + Unpin), bytes: &[u8], interrupted: &C
     }
 }
 
-/// Passes standard input on. Read by a thread of its own, which nothing waits for: a read from a terminal may never end.
+/// Passes standard input on.
 async fn feed(command: Control) {
-    let (sender, mut chunks) = mpsc::channel(2);
-    let reader = std::thread::Builder::new().name("stdin".to_owned());
-    let started = reader.spawn(move || {
-        let mut stdin = std::io::stdin().lock();
-        let mut chunk = vec![0; 64 << 10];
-        loop {
-            match stdin.read(&mut chunk) {
-                Ok(0) => return,
-                Ok(got) => {
-                    if sender.blocking_send(chunk[..got].to_vec()).is_err() {
-                        return;
-                    }
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(_) => return,
-            }
-        }
-    });
-    if started.is_ok() {
-        while let Some(chunk) = chunks.recv().await {
-            if command.input(&chunk).await.is_err() {
-                return;
-            }
+    let mut chunks = input::stdin();
+    while let Some(chunk) = chunks.recv().await {
+        if command.input(&chunk).await.is_err() {
+            return;
         }
     }
     // It may have ended by now, which is as good.

@@ -8,7 +8,7 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::driver::{Refused, about, read_event};
-use super::{Cause, Counts, Ended, Place, Pressure};
+use super::{Cause, Ended, Place};
 use crate::ids::ExecId;
 use crate::sandbox::Error;
 use crate::wire::{self, Event, ended, event, request};
@@ -153,25 +153,13 @@ pub(in crate::sandbox) async fn release(place: &Place, id: &ExecId) -> Result<()
     }
 }
 
-/// How often a word is said to an exec whose shim goes just then.
-const TRIES: usize = 3;
-
 async fn say(place: &Place, id: &ExecId, kind: wire::tell::Kind) -> Result<bool, Error> {
     let tell = wire::Tell {
         id: id.to_string(),
         kind: Some(kind),
     };
-    let mut tries = 1;
-    let (asked, said) = loop {
-        let mut asked = Asked::new(place, request::Kind::Tell(tell.clone())).await?;
-        match asked.event().await {
-            // A shim that was released may end with a request unread in its queue: it has done nothing of it then, as it
-            // answers whatever it does. Asked again, init knows no such exec.
-            Err(Error::GuestLost { .. }) if tries < TRIES => tries += 1,
-            said => break (asked, said?),
-        }
-    };
-    match said {
+    let mut asked = Asked::new(place, request::Kind::Tell(tell)).await?;
+    match asked.event().await? {
         event::Kind::Told(wire::Told { running }) => Ok(running),
         event::Kind::Fault(fault) => Err(about(id, Refused::Fault(fault))),
         event::Kind::Pong(_)
@@ -243,26 +231,11 @@ fn end(said: wire::Ended) -> Option<Ended> {
         _ if said.timed_out => Cause::TimedOut {
             after_ms: said.duration_us / 1000,
         },
-        _ if said.killed => Cause::Killed { by: said.killed_by },
+        _ if said.killed => Cause::Killed {
+            by: said.killed_by.clone(),
+        },
         ended::Status::ExitCode(code) => Cause::Exited { code },
         ended::Status::Signal(signal) => Cause::Signalled { signal },
     };
-    let (made, dropped) = (said.made.unwrap_or_default(), said.dropped.unwrap_or_default());
-    let counts = |bytes, dropped| Counts { bytes, dropped };
-    Some(Ended {
-        duration: Duration::from_micros(said.duration_us),
-        cpu: Duration::from_micros(said.user_us.saturating_add(said.system_us)),
-        max_rss_bytes: said.max_rss_bytes,
-        killed_descendants: said.killed_descendants,
-        kept_descendants: said.kept_descendants,
-        stdout: counts(made.stdout, dropped.stdout),
-        stderr: counts(made.stderr, dropped.stderr),
-        pty: counts(made.pty, dropped.pty),
-        pressure: Pressure {
-            disk_full: said.disk_full,
-            disk_limit_bytes: said.disk_bytes,
-            ..Pressure::default()
-        },
-        ..Ended::new(cause)
-    })
+    Some(Ended::told(cause, &said))
 }

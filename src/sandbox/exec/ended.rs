@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::wire;
+
 /// How a command ended, from the kernel's own counters where they say more than the exit status (promise 5).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
@@ -136,6 +138,31 @@ impl Ended {
             pty: Counts::default(),
             pressure: Pressure::default(),
             unknown: None,
+        }
+    }
+
+    /// An end as a guest tells of it, for this cause: without what the host's counters say.
+    pub(super) fn told(cause: Cause, said: &wire::Ended) -> Self {
+        let (made, dropped) = (said.made.unwrap_or_default(), said.dropped.unwrap_or_default());
+        let counts = |made: u64, dropped: u64| Counts {
+            bytes: made,
+            dropped: dropped.min(made),
+        };
+        Self {
+            duration: Duration::from_micros(said.duration_us),
+            cpu: Duration::from_micros(said.user_us.saturating_add(said.system_us)),
+            max_rss_bytes: said.max_rss_bytes,
+            killed_descendants: said.killed_descendants,
+            kept_descendants: said.kept_descendants,
+            stdout: counts(made.stdout, dropped.stdout),
+            stderr: counts(made.stderr, dropped.stderr),
+            pty: counts(made.pty, dropped.pty),
+            pressure: Pressure {
+                disk_full: said.disk_full,
+                disk_limit_bytes: said.disk_bytes,
+                ..Pressure::default()
+            },
+            ..Self::new(cause)
         }
     }
 

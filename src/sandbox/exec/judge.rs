@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Cause, Counts, EndReason, Ended, Pressure};
+use super::{Cause, EndReason, Ended, Pressure};
 use crate::error::chain;
 use crate::sandbox::{Backend, Error, Handle, Usage};
 use crate::wire::{self, ended};
@@ -114,31 +114,21 @@ impl Judge {
         };
         // The sandbox is going away: whatever the program made of that is no end of its own.
         let cause = self.place.ending.get().cloned().map_or(cause, Cause::from);
-        let made = said.made.unwrap_or_default();
-        let dropped = said.dropped.unwrap_or_default();
-        let counts = |made: u64, dropped: u64| Counts {
-            bytes: made,
-            dropped: dropped.min(made),
-        };
-        let explained = self.before.is_some();
+        let told = Ended::told(cause, &said);
         Ended {
-            cause,
-            duration: Duration::from_micros(said.duration_us).min(self.begun.elapsed()),
-            cpu: Duration::from_micros(said.user_us.saturating_add(said.system_us)),
-            max_rss_bytes: said.max_rss_bytes,
-            killed_descendants: said.killed_descendants,
-            kept_descendants: said.kept_descendants,
-            stdout: counts(made.stdout, dropped.stdout),
-            stderr: counts(made.stderr, dropped.stderr),
-            pty: counts(made.pty, dropped.pty),
+            duration: told.duration.min(self.begun.elapsed()),
             pressure: Pressure {
                 oom_kills: since.oom_kills,
                 forks_refused: since.forks_refused,
-                pids_limit: if explained { self.place.pids_limit } else { 0 },
-                disk_full: said.disk_full,
-                disk_limit_bytes: said.disk_bytes,
+                pids_limit: if self.before.is_some() {
+                    self.place.pids_limit
+                } else {
+                    0
+                },
+                ..told.pressure
             },
             unknown: since.unknown,
+            ..told
         }
     }
 

@@ -378,14 +378,5 @@ impl Owner {
 
 /// Tells a call that its kernel ended before its turn.
 async fn refuse(job: Job, kernel: exec::Ended) {
-    let ended = RunEnded {
-        ok: false,
-        timed_out: false,
-        interrupted: false,
-        kernel: Some(kernel),
-        duration: Duration::ZERO,
-        execution_count: 0,
-        dropped_results: 0,
-    };
-    job.outlet.end(ended).await;
+    job.outlet.end(RunEnded::without_a_kernel(kernel)).await;
 }

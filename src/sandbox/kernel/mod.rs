@@ -136,3 +136,18 @@ pub struct RunEnded {
     /// Results that were over the caps and were not passed on.
     pub dropped_results: u64,
 }
+
+impl RunEnded {
+    /// Of code that was never run: its kernel had ended before its turn.
+    fn without_a_kernel(kernel: exec::Ended) -> Self {
+        Self {
+            ok: false,
+            timed_out: false,
+            interrupted: false,
+            kernel: Some(kernel),
+            duration: Duration::ZERO,
+            execution_count: 0,
+            dropped_results: 0,
+        }
+    }
+}

@@ -243,16 +243,7 @@ async fn start_and_serve(shared: Arc<Shared>, job: Job) {
         }
         Err(error) => {
             let kernel = lost(crate::error::chain(&error));
-            let ended = RunEnded {
-                ok: false,
-                timed_out: false,
-                interrupted: false,
-                kernel: Some(kernel),
-                duration: Duration::ZERO,
-                execution_count: 0,
-                dropped_results: 0,
-            };
-            job.outlet.end(ended).await;
+            job.outlet.end(RunEnded::without_a_kernel(kernel)).await;
         }
     }
 }

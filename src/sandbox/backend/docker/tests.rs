@@ -10,9 +10,8 @@ use crate::wire;
 async fn backend(test: &str, data: &Path) -> Option<Docker> {
     match Docker::open(data, None).await {
         Ok(docker) => Some(docker),
-        Err(error) if std::env::var_os("EXUVIA_REQUIRE_ALL").is_some_and(|value| value == "1") => panic!("{error}"),
         Err(error) => {
-            eprintln!("SKIPPED {test}: {error}");
+            crate::skip::skipped(test, error);
             None
         }
     }

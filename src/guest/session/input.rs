@@ -1,0 +1,137 @@
+//! What the host sends while the program runs: standard input within its window, signals, sizes, what was taken.
+
+use std::collections::HashSet;
+use std::io::{self, ErrorKind, Read, Write};
+
+use nix::sys::signal::{Signal, kill, killpg};
+
+use super::{Session, part};
+use crate::guest::streams::Source;
+use crate::guest::{terminal, tree};
+use crate::wire::{self, Input, event, input};
+
+/// What is read of the host's at once.
+const READ: usize = 64 << 10;
+/// Longest note of the host's.
+const MAX_NOTE: usize = 256;
+
+impl Session<'_> {
+    pub(super) fn take_input(&mut self) -> io::Result<()> {
+        let Some(peer) = &mut self.peer else {
+            return Ok(());
+        };
+        let mut chunk = [0; READ];
+        match peer.connection.read(&mut chunk) {
+            Ok(0) => return Err(ErrorKind::ConnectionAborted.into()),
+            Ok(length) => peer.inbox.extend_from_slice(&chunk[..length]),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return Ok(()),
+            Err(_) => return Err(ErrorKind::ConnectionAborted.into()),
+        }
+        while let Some(peer) = &mut self.peer
+            && let Some(input) = wire::take::<Input>(&mut peer.inbox)?
+        {
+            match input.kind {
+                Some(input::Kind::Stdin(data)) => {
+                    self.pending.extend(&data);
+                    if self.pending.len() > 2 * wire::STDIN_WINDOW {
+                        return Err(ErrorKind::InvalidData.into());
+                    }
+                }
+                Some(input::Kind::StdinEof(_)) => self.stdin_eof = true,
+                Some(_) | None => self.obey(input),
+            }
+        }
+        self.feed()
+    }
+
+    /// Does what was asked for beside input.
+    pub(super) fn obey(&mut self, input: Input) {
+        let runs = self.main_ended.is_none();
+        match input.kind {
+            Some(input::Kind::Signal(number)) => {
+                // To the group first, as a terminal would; to the process alone if it has left that.
+                if let Ok(signal) = Signal::try_from(number)
+                    && runs
+                    && killpg(self.main, signal).is_err()
+                {
+                    let _ = kill(self.main, signal);
+                }
+            }
+            Some(input::Kind::SignalTree(number)) => {
+                if let Ok(signal) = Signal::try_from(number) {
+                    tree::signal_all(signal, &HashSet::new());
+                }
+            }
+            Some(input::Kind::Kill(by)) => {
+                self.note_kill(by);
+                self.end_tree();
+            }
+            Some(input::Kind::Terminate(by)) => {
+                self.note_kill(by);
+                self.terminate();
+            }
+            Some(input::Kind::Resize(size)) => {
+                if let Some(terminal) = self.sources.iter().find_map(Source::terminal) {
+                    let _ = terminal::resize(&terminal, size);
+                }
+            }
+            Some(input::Kind::Taken(offsets)) => {
+                for source in &mut self.sources {
+                    source.take_to(part(&offsets, source.stream));
+                }
+            }
+            Some(input::Kind::Note(note)) if note.len() <= MAX_NOTE => self.note = note,
+            Some(input::Kind::Note(_) | input::Kind::Stdin(_) | input::Kind::StdinEof(_)) | None => {}
+        }
+    }
+
+    pub(super) fn note_kill(&mut self, by: String) {
+        if self.main_ended.is_none() {
+            self.killed_by.get_or_insert(by);
+        }
+    }
+
+    /// Gives the program what it will take of its input, and the host credit for it.
+    pub(super) fn feed(&mut self) -> io::Result<()> {
+        let mut taken = 0;
+        while !self.pending.is_empty() {
+            let Some(stdin) = &mut self.stdin else {
+                taken += self.pending.len();
+                self.pending.clear();
+                break;
+            };
+            match stdin.write(self.pending.as_slices().0) {
+                Ok(length) => {
+                    self.pending.drain(..length);
+                    taken += length;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // It has closed its end: whatever else comes goes nowhere.
+                Err(_) => self.stdin = None,
+            }
+        }
+        if self.pending.is_empty() && self.stdin_eof {
+            self.close_stdin();
+        }
+        let others = taken.min(self.uncredited);
+        self.uncredited -= others;
+        match taken - others {
+            0 => Ok(()),
+            credit => self.push(event::Kind::Credit(credit as u32)),
+        }
+    }
+
+    pub(super) fn close_stdin(&mut self) {
+        let terminal = self.sources.iter().find_map(Source::terminal);
+        if let (Some(stdin), Some(terminal)) = (&mut self.stdin, terminal) {
+            // Input may go on after it, as at a real one.
+            self.stdin_eof = false;
+            if let Some(end) = terminal::end_of_input(&terminal) {
+                let _ = stdin.write(&[end]);
+            }
+        } else {
+            self.stdin = None;
+        }
+    }
+}
