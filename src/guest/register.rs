@@ -152,6 +152,8 @@ mod tests {
             word(Tag::Yes),
             "its own alone"
         );
+        let handed_over = lines[&Pid::from_raw(2)].receive(Patience::Now).unwrap().unwrap();
+        assert_eq!((handed_over.tag, handed_over.body), (Tag::HandOver, b"x".to_vec()));
         assert_eq!(
             ask(&mut register, 2, Tag::Next, "", ""),
             Some((Tag::Found, b"1".to_vec()))
