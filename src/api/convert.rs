@@ -213,6 +213,7 @@ pub fn run_record(record: &crate::store::RunRecord) -> proto::Run {
         session_id: record.session.to_string(),
         trace_id: record.trace.to_string(),
         parent_run_id: record.parent.as_ref().map(ToString::to_string).unwrap_or_default(),
+        parent_revision: record.base.map(|base| base.revision),
         state: state(&record.state).into(),
         seq: record.seq,
         revision: record.revision,
@@ -261,7 +262,32 @@ fn kind(event: &Event) -> proto::event::Kind {
             check: task.check.unwrap_or_default(),
             tree: task.workspace.tree.to_string(),
         }),
-        Event::Claimed { worker, fence } => Kind::Claimed(proto::Claimed { worker, fence }),
+        Event::Claimed { worker, fence, stale } => Kind::Claimed(proto::Claimed {
+            worker,
+            fence,
+            stale: stale.and_then(duration),
+        }),
+        Event::Forked(fork) => Kind::Forked(proto::Forked {
+            run_id: fork.run.to_string(),
+            revision: fork.revision,
+            by: fork.by,
+            message: fork.message.unwrap_or_default(),
+            policy: fork.policy_name,
+            policy_hash: fork.policy_hash,
+        }),
+        Event::OutcomeUnknown {
+            step,
+            attempt,
+            approval,
+            decision,
+            action_hash: _,
+        } => Kind::OutcomeUnknown(proto::OutcomeUnknown {
+            step,
+            attempt,
+            approval_id: approval.to_string(),
+            reason: decision.reason,
+        }),
+        Event::NotDone { step, attempt } => Kind::NotDone(proto::NotDone { step, attempt }),
         Event::ModelReplied {
             step,
             attempt,
@@ -386,12 +412,16 @@ fn kind(event: &Event) -> proto::event::Kind {
             fault: Some(fault(&why)),
             retry,
         }),
-        Event::PauseRequested { by, reason } => Kind::PauseRequested(proto::Control { by, reason }),
+        Event::PauseRequested { by, reason, now } => Kind::PauseRequested(proto::Control { by, reason, now }),
         Event::Resumed { by } => Kind::Resumed(proto::Control {
             by,
-            reason: String::new(),
+            ..proto::Control::default()
         }),
-        Event::CancelRequested { by, reason } => Kind::CancelRequested(proto::Control { by, reason }),
+        Event::CancelRequested { by, reason } => Kind::CancelRequested(proto::Control {
+            by,
+            reason,
+            now: false,
+        }),
         Event::DeadlineReached => Kind::DeadlineReached(proto::DeadlineReached {}),
         Event::Ended { outcome: how } => Kind::Ended(outcome(&how)),
     }

@@ -227,8 +227,12 @@ impl Service {
         Ok(created)
     }
 
+    pub(super) fn data_dir(&self) -> &std::path::Path {
+        &self.0.data_dir
+    }
+
     /// Refuses a workspace that is not all here.
-    async fn require(&self, workspace: Revision) -> Result<(), Error> {
+    pub(super) async fn require(&self, workspace: Revision) -> Result<(), Error> {
         let missing = |what, id: String| {
             move |error| match error {
                 crate::workspace::Error::Missing(_) => crate::store::Error::NotFound { what, id }.into(),
@@ -276,6 +280,7 @@ impl Service {
             session: SessionId::random(),
             trace: trace.unwrap_or_else(TraceId::random),
             parent: None,
+            base: None,
             state: state.public().to_owned(),
             is_terminal: false,
             seq: 1,
@@ -300,6 +305,7 @@ impl Service {
             spec: task.to_value(),
             idempotency,
             checkpoint,
+            recorded: None,
             audit,
             first,
             record,
@@ -546,7 +552,7 @@ impl Service {
     }
 
     /// Brings the audit file up to the store.
-    async fn keep_record(&self) {
+    pub(super) async fn keep_record(&self) {
         if let Err(error) = self.0.mirror.catch_up(self.0.shop.store.as_ref()).await {
             tracing::error!(error = %crate::error::chain(&error), "the audit file is behind the store");
         }

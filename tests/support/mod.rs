@@ -56,6 +56,7 @@ pub fn control(id: &str) -> proto::ControlRequest {
         id: id.to_owned(),
         by: "tester".into(),
         reason: "to see".into(),
+        now: false,
     }
 }
 

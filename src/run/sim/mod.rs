@@ -2,7 +2,10 @@
 //! time that moves only when nothing else can.
 
 mod crashes;
+mod forks;
 mod random;
+mod recordings;
+mod seeds;
 mod steps;
 
 use std::path::Path;
@@ -217,6 +220,7 @@ fn script(turns: &[&[(&str, serde_json::Value)]]) -> String {
 
 fn pause() -> Signal {
     Signal::Pause {
+        now: false,
         by: "sim".into(),
         reason: String::new(),
     }
