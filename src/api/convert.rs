@@ -417,11 +417,7 @@ fn kind(event: &Event) -> proto::event::Kind {
             by,
             ..proto::Control::default()
         }),
-        Event::CancelRequested { by, reason } => Kind::CancelRequested(proto::Control {
-            by,
-            reason,
-            now: false,
-        }),
+        Event::CancelRequested { by, reason } => Kind::CancelRequested(proto::Control { by, reason, now: false }),
         Event::DeadlineReached => Kind::DeadlineReached(proto::DeadlineReached {}),
         Event::Ended { outcome: how } => Kind::Ended(outcome(&how)),
     }

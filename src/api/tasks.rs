@@ -179,7 +179,11 @@ impl TaskService for Tasks {
         }
         let text = String::from_utf8(bytes).map_err(|_| status::invalid("a recording is text".to_owned()))?;
         let recording = Recording::parse(&text).map_err(|error| status::of(&error.into()))?;
-        let record = self.service.import(recording).await.map_err(|error| status::of(&error))?;
+        let record = self
+            .service
+            .import(recording)
+            .await
+            .map_err(|error| status::of(&error))?;
         self.answer(record.run.as_str()).await
     }
 

@@ -134,8 +134,8 @@ fn diverged(name: &str, found: &Divergence) -> String {
 }
 
 fn read(file: &Path) -> Result<Recording, Error> {
-    let text = std::fs::read_to_string(file)
-        .map_err(|error| Error::new(Kind::Invalid, format!("cannot read it: {error}")))?;
+    let text =
+        std::fs::read_to_string(file).map_err(|error| Error::new(Kind::Invalid, format!("cannot read it: {error}")))?;
     Recording::parse(&text).map_err(|error| of(&error.into()))
 }
 

@@ -40,7 +40,9 @@ pub fn prepare(
     // What ran comes before the entry that tells how it ended.
     let mut records = audit;
     records.extend(trail::records(at.record, at.session, &entry));
-    let revision = checkpoint.as_ref().map_or(at.revision, |checkpoint| checkpoint.revision);
+    let revision = checkpoint
+        .as_ref()
+        .map_or(at.revision, |checkpoint| checkpoint.revision);
     for record in &mut records {
         record.ids.insert("revision".to_owned(), revision.to_string());
     }

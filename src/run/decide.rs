@@ -150,7 +150,13 @@ pub fn decide(rules: &Rules, state: &State, session: &Session, step: u32) -> Res
 }
 
 /// Starts an approved call, if it is still the one that was approved.
-pub fn start(rules: &Rules, state: &State, session: &Session, step: u32, approval: &ApprovalId) -> Result<Event, Error> {
+pub fn start(
+    rules: &Rules,
+    state: &State,
+    session: &Session,
+    step: u32,
+    approval: &ApprovalId,
+) -> Result<Event, Error> {
     let call = find(session, step)?;
     let asked = session
         .approval(approval)

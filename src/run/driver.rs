@@ -172,9 +172,13 @@ impl Driver {
         for effect in due {
             let instant = match &effect {
                 Effect::Decide { step } => Some(decide::decide(&self.job.rules, &self.state, &self.session, *step)?),
-                Effect::Start { step, approval } => {
-                    Some(decide::start(&self.job.rules, &self.state, &self.session, *step, approval)?)
-                }
+                Effect::Start { step, approval } => Some(decide::start(
+                    &self.job.rules,
+                    &self.state,
+                    &self.session,
+                    *step,
+                    approval,
+                )?),
                 Effect::Probe { step, attempt } => Some(decide::unknown(
                     &self.job.rules,
                     &self.state,
@@ -289,12 +293,12 @@ impl Driver {
             policy_hash: &self.job.rules.task.policy_hash,
         };
         let (next, commit) = commit::prepare(&at, entry.clone(), audit, consumed)?;
-        let revision = commit.checkpoint.as_ref().map_or(self.revision, |checkpoint| checkpoint.revision);
+        let revision = commit
+            .checkpoint
+            .as_ref()
+            .map_or(self.revision, |checkpoint| checkpoint.revision);
         self.shop.kill_at.before(entry.seq, entry.seq);
-        self.shop
-            .store
-            .commit(commit)
-            .await?;
+        self.shop.store.commit(commit).await?;
         self.shop.kill_at.after(entry.seq, entry.seq);
         tracing::info!(run = %self.record.run, seq = entry.seq, event = entry.event.name(), state = next.public(), "entry");
         self.session.apply(&entry);

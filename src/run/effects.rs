@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 
 use super::Error;
-use super::decide::Rules;
 use super::bench::{self, Bench};
+use super::decide::Rules;
 use super::event::{Call, Event};
 use super::hub::Hub;
 use super::session::Session;
@@ -286,11 +286,15 @@ impl Job {
             let bench = within(OPENING, self.bench(attempt.workspace)).await?;
             let done = async {
                 let limit = attempt.limit.min(bench.time_left());
-                let ran = bench.run(&self.rules.registry, call, &self.rules.key(call.step), limit).await;
+                let ran = bench
+                    .run(&self.rules.registry, call, &self.rules.key(call.step), limit)
+                    .await;
                 audit = ran.audit;
                 let result = ran.result?;
                 let workspace = match call.effect {
-                    ToolEffect::Workspace | ToolEffect::Idempotent | ToolEffect::External => within(SNAPSHOT, bench.snapshot()).await?,
+                    ToolEffect::Workspace | ToolEffect::Idempotent | ToolEffect::External => {
+                        within(SNAPSHOT, bench.snapshot()).await?
+                    }
                     ToolEffect::ReadOnly | ToolEffect::Control => attempt.workspace,
                 };
                 Ok((result, workspace))

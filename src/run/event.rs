@@ -174,8 +174,8 @@ pub struct Submitted {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Forked {
     pub run: RunId,
-    /// The last entry of the parent that belongs to the child too.
-    pub seq: u64,
+    /// The last entry of the parent that belongs to the child too. (`seq` is the entry's own.)
+    pub after: u64,
     /// The checkpoint that it went out from.
     pub revision: u64,
     pub by: String,

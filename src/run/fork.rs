@@ -53,7 +53,7 @@ impl Service {
             at,
             event: Event::Forked(Forked {
                 run: parent.run.clone(),
-                seq: checkpoint.seq,
+                after: checkpoint.seq,
                 revision: checkpoint.revision,
                 by: fork.by,
                 message: fork.message,

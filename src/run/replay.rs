@@ -164,7 +164,9 @@ impl Replay {
                     retry_in: again.then(|| retry_in.unwrap_or_default()),
                 })
             }
-            Event::ToolRefused { step, .. } | Event::ApprovalRequested { step, .. } | Event::ToolStarted { step, .. } => {
+            Event::ToolRefused { step, .. }
+            | Event::ApprovalRequested { step, .. }
+            | Event::ToolStarted { step, .. } => {
                 let approved = due.iter().find_map(|effect| match effect {
                     Effect::Start { step: due, approval } if *due == step => Some(approval),
                     Effect::Start { .. }
@@ -197,10 +199,7 @@ impl Replay {
                     .ok_or_else(instead)
             }
             Event::ToolLost {
-                step,
-                attempt,
-                fault,
-                ..
+                step, attempt, fault, ..
             } => {
                 wanted(Effect::RunTool { step, attempt })?;
                 let retry = fault.retryable && state.failures(step) + 1 < SANDBOX_ATTEMPTS;
@@ -230,10 +229,7 @@ impl Replay {
                 })
             }
             Event::CheckLost {
-                step,
-                attempt,
-                fault,
-                ..
+                step, attempt, fault, ..
             } => {
                 wanted(Effect::RunCheck { step, attempt })?;
                 let retry = fault.retryable && state.failures(step) + 1 < SANDBOX_ATTEMPTS;
@@ -262,9 +258,7 @@ impl Replay {
     }
 
     fn due_call(&self, due: &[Effect], step: u32, attempt: u32) -> Option<()> {
-        let is_it = |effect: &Effect| {
-            matches!(effect, Effect::CallModel { step: s, attempt: a, .. } if (*s, *a) == (step, attempt))
-        };
+        let is_it = |effect: &Effect| matches!(effect, Effect::CallModel { step: s, attempt: a, .. } if (*s, *a) == (step, attempt));
         due.iter().any(is_it).then_some(())
     }
 
@@ -332,7 +326,8 @@ fn first_difference(path: &str, recorded: &Value, made: &Value) -> Option<(Strin
     match (recorded, made) {
         (Value::Object(a), Value::Object(b)) => {
             let names: std::collections::BTreeSet<&String> = a.keys().chain(b.keys()).collect();
-            let at = |fields: &serde_json::Map<String, Value>, name: &String| fields.get(name).cloned().unwrap_or_default();
+            let at =
+                |fields: &serde_json::Map<String, Value>, name: &String| fields.get(name).cloned().unwrap_or_default();
             // Another kind of event: the rest could only confuse.
             if path.is_empty() && a.get("type") != b.get("type") {
                 return Some((String::new(), recorded.clone(), made.clone()));

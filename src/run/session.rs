@@ -79,7 +79,10 @@ impl Session {
                 by,
                 reason,
             } => {
-                let was_cut_off = self.approvals.get(approval).is_some_and(|asked| asked.attempt.is_some());
+                let was_cut_off = self
+                    .approvals
+                    .get(approval)
+                    .is_some_and(|asked| asked.attempt.is_some());
                 let result = if was_cut_off {
                     let what = format!("the call was cut off, and it is not known whether it happened; {by}: {reason}");
                     ToolResult::refused(&Fault::new("side_effect_unknown", what), UNKNOWN)
@@ -105,9 +108,7 @@ impl Session {
                 };
                 self.approvals.insert(approval.clone(), asked);
             }
-            Event::Claimed {
-                stale: Some(away), ..
-            } => self.remark(stale(*away)),
+            Event::Claimed { stale: Some(away), .. } => self.remark(stale(*away)),
             Event::Forked(fork) => fork.message.iter().for_each(|message| self.remark(message.clone())),
             Event::ApprovalRequested {
                 step,

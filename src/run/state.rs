@@ -695,10 +695,9 @@ impl State {
                     match call.effect {
                         // Nobody saw how it ended, and twice is not the same as once.
                         ToolEffect::External => call.status = CallStatus::Unsure { attempt: *attempt },
-                        ToolEffect::ReadOnly
-                        | ToolEffect::Workspace
-                        | ToolEffect::Idempotent
-                        | ToolEffect::Control => *attempt += 1,
+                        ToolEffect::ReadOnly | ToolEffect::Workspace | ToolEffect::Idempotent | ToolEffect::Control => {
+                            *attempt += 1
+                        }
                     }
                 }
             }

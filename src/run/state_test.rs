@@ -567,7 +567,10 @@ fn options(life: &Life, choice: u8) -> Vec<Event> {
             Effect::CallModel { step, attempt, .. } => {
                 let calls = [
                     vec![("shell", WRITE, "{}")],
-                    vec![("send", ToolEffect::External, "{}"), ("send", ToolEffect::Idempotent, "{}")],
+                    vec![
+                        ("send", ToolEffect::External, "{}"),
+                        ("send", ToolEffect::Idempotent, "{}"),
+                    ],
                     vec![
                         ("read_file", READ, "{}"),
                         ("search", READ, "{}"),

@@ -23,7 +23,11 @@ pub fn records(run: &RunRecord, session: &Session, entry: &Entry) -> Vec<Record>
                 "policy_hash": task.policy_hash, "tree": task.workspace.tree, "check": task.check });
             vec![maker.record("client", "task.submitted", "ok", details)]
         }
-        Event::Claimed { worker, fence, stale: _ } => {
+        Event::Claimed {
+            worker,
+            fence,
+            stale: _,
+        } => {
             vec![maker.record(
                 "server",
                 "run.claimed",
@@ -128,7 +132,7 @@ pub fn records(run: &RunRecord, session: &Session, entry: &Entry) -> Vec<Record>
             vec![maker.record(&person(by), "run.paused", "ok", details)]
         }
         Event::Forked(fork) => {
-            let details = json!({ "parent": fork.run, "revision": fork.revision, "seq": fork.seq,
+            let details = json!({ "parent": fork.run, "revision": fork.revision, "after": fork.after,
                 "policy": fork.policy_name, "policy_hash": fork.policy_hash,
                 "message": fork.message.as_deref().map(cut) });
             vec![maker.record(&person(&fork.by), "run.forked", "ok", details)]

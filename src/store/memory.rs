@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 
 use super::{
-    Base, Checkpoint, Commit, Created, Error, Idempotency, NewTask, Owner, Pending, Query, RunRecord, Signal, Store, format,
-    rules,
+    Base, Checkpoint, Commit, Created, Error, Idempotency, NewTask, Owner, Pending, Query, RunRecord, Signal, Store,
+    format, rules,
 };
 use crate::audit::{self, Link};
 use crate::clock::Clock;

@@ -31,7 +31,11 @@ pub(super) fn admit(task: &NewTask) -> Result<(), Error> {
     for entry in task.recorded.iter().flat_map(|recorded| &recorded.entries) {
         written_here(what, entry.format_version)?;
         seq += 1;
-        whole(what, entry.seq == seq, "its entries are not numbered one after the other")?;
+        whole(
+            what,
+            entry.seq == seq,
+            "its entries are not numbered one after the other",
+        )?;
     }
     for checkpoint in task.recorded.iter().flat_map(|recorded| &recorded.checkpoints) {
         written_here(what, checkpoint.format_version)?;

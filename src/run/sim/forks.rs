@@ -38,7 +38,10 @@ impl World {
 fn task() -> Submission {
     submission(script(&[
         &[("write_file", json!({ "path": "a", "content": "1\n" }))],
-        &[("shell", json!({ "command": "echo 2 >> a" })), ("read_file", json!({ "path": "a" }))],
+        &[
+            ("shell", json!({ "command": "echo 2 >> a" })),
+            ("read_file", json!({ "path": "a" })),
+        ],
         &[("finish", json!({ "summary": "done" }))],
     ]))
 }
@@ -57,7 +60,10 @@ async fn e18_a_fork_of_each_revision_comes_to_the_same_and_leaves_its_parent_alo
         assert_eq!(child.base.unwrap().revision, revision);
         assert_eq!(world.process().drive(&child.run).await.unwrap(), Rest::Ended);
         let found = world.result(&child.run).await;
-        assert_eq!((&found.outcome, found.tree, &found.messages), (&expected.outcome, expected.tree, &expected.messages));
+        assert_eq!(
+            (&found.outcome, found.tree, &found.messages),
+            (&expected.outcome, expected.tree, &expected.messages)
+        );
         // The parent's beginning is the child's, entry by entry; its own entries follow without a gap.
         let entries = world.entries(&child.run).await;
         let base = child.base.unwrap().seq as usize;
@@ -69,7 +75,9 @@ async fn e18_a_fork_of_each_revision_comes_to_the_same_and_leaves_its_parent_alo
             _ => None,
         });
         assert!(own.into_iter().all(|key| key.starts_with(child.task.as_str())));
-        let recording = Recording::of(&world.store, &world.store.run(&child.run).await.unwrap()).await.unwrap();
+        let recording = Recording::of(&world.store, &world.store.run(&child.run).await.unwrap())
+            .await
+            .unwrap();
         assert_eq!(replay(&recording).unwrap(), None);
     }
     assert_eq!(world.entries(&run).await, before);
@@ -176,7 +184,8 @@ async fn e7_a_model_is_told_of_a_long_stand_still() {
         tokio::time::sleep(away).await;
         assert_eq!(world.process().drive(&run).await.unwrap(), Rest::Ended);
         let said = world.result(&run).await.messages;
-        let about = |message: &&Message| matches!(message, Message::User { content } if content.contains("stood still"));
+        let about =
+            |message: &&Message| matches!(message, Message::User { content } if content.contains("stood still"));
         assert_eq!(said.iter().filter(about).count(), told);
         // E6: it stands after the results of the turn, never between a call and its result.
         fold(&run, &world.entries(&run).await).unwrap();

@@ -107,26 +107,48 @@ fn scenarios() -> Vec<Scenario> {
     vec![
         plain("success", short),
         text("last-word-without-a-call", &[json!({ "content": "It is done." })]),
-        plain("parallel-readers", &[
-            &[write("a")],
-            &[("read_file", json!({ "path": "a" })), ("list_files", json!({})), ("search", json!({ "pattern": "1" }))],
-            &[finish()],
-        ]),
-        plain("writers-one-after-the-other", &[&[write("a"), write("b"), shell("cat a b > c")], &[finish()]]),
+        plain(
+            "parallel-readers",
+            &[
+                &[write("a")],
+                &[
+                    ("read_file", json!({ "path": "a" })),
+                    ("list_files", json!({})),
+                    ("search", json!({ "pattern": "1" })),
+                ],
+                &[finish()],
+            ],
+        ),
+        plain(
+            "writers-one-after-the-other",
+            &[&[write("a"), write("b"), shell("cat a b > c")], &[finish()]],
+        ),
         plain("unknown-tool", &[&[("nonsense", json!({}))], &[finish()]]),
         plain("bad-arguments", &[&[("shell", json!({ "cmd": "ls" }))], &[finish()]]),
         plain("failing-command", &[&[shell("exit 3")], &[finish()]]),
-        plain("tool-time-out", &[
-            &[("shell", json!({ "command": "sleep 60", "timeout_s": 2 }))],
-            &[finish()],
-        ]),
-        plain("failed-edit", &[
-            &[write("a")],
-            &[("edit_file", json!({ "path": "a", "old": "nowhere", "new": "x" }))],
-            &[finish()],
-        ]),
-        plain("read-of-what-is-not-there", &[&[("read_file", json!({ "path": "missing" }))], &[finish()]]),
-        Scenario { rules: DENY, ..plain("denied", short) },
+        plain(
+            "tool-time-out",
+            &[
+                &[("shell", json!({ "command": "sleep 60", "timeout_s": 2 }))],
+                &[finish()],
+            ],
+        ),
+        plain(
+            "failed-edit",
+            &[
+                &[write("a")],
+                &[("edit_file", json!({ "path": "a", "old": "nowhere", "new": "x" }))],
+                &[finish()],
+            ],
+        ),
+        plain(
+            "read-of-what-is-not-there",
+            &[&[("read_file", json!({ "path": "missing" }))], &[finish()]],
+        ),
+        Scenario {
+            rules: DENY,
+            ..plain("denied", short)
+        },
         Scenario {
             rules: ASK,
             signals: vec![(1, decide(true))],
@@ -138,29 +160,50 @@ fn scenarios() -> Vec<Scenario> {
             ..plain("approval-denied", short)
         },
         checked(
-            plain("check-fails-then-passes", &[&[finish()], &[shell("echo x > done")], &[finish()]]),
+            plain(
+                "check-fails-then-passes",
+                &[&[finish()], &[shell("echo x > done")], &[finish()]],
+            ),
             "test -f done",
         ),
         limited(plain("budget-of-steps", short), |budgets| budgets.steps = Some(3)),
-        limited(plain("budget-of-model-calls", short), |budgets| budgets.model_calls = Some(2)),
+        limited(plain("budget-of-model-calls", short), |budgets| {
+            budgets.model_calls = Some(2)
+        }),
         limited(
-            text("budget-of-tokens", &[
-                json!({ "tool_calls": [{ "function": { "name": "list_files", "arguments": {} } }],
-                    "usage": { "prompt_tokens": 900, "completion_tokens": 200 } }),
-                json!({ "content": "done" }),
-            ]),
+            text(
+                "budget-of-tokens",
+                &[
+                    json!({ "tool_calls": [{ "function": { "name": "list_files", "arguments": {} } }],
+                    "usage": { "input_tokens": 900, "output_tokens": 200 } }),
+                    json!({ "content": "done" }),
+                ],
+            ),
             |budgets| budgets.tokens = Some(1000),
         ),
         limited(
-            plain("budget-of-time", &[&[shell("sleep 50")], &[shell("sleep 50")], &[finish()]]),
+            plain(
+                "budget-of-time",
+                &[&[shell("sleep 50")], &[shell("sleep 50")], &[finish()]],
+            ),
             |budgets| budgets.total_time = Some(Duration::from_secs(60)),
         ),
         limited(
-            text("model-never-answers", &[json!({ "content": "late", "delay_ms": 3_600_000 })]),
+            text(
+                "model-never-answers",
+                &[json!({ "content": "late", "delay_ms": 3_600_000 })],
+            ),
             |budgets| budgets.step_time = Some(Duration::from_secs(10)),
         ),
         plain("script-ends-early", &[&[write("a")]]),
-        text("empty-answers", &[json!({ "content": "" }), json!({ "content": " " }), json!({ "content": "" })]),
+        text(
+            "empty-answers",
+            &[
+                json!({ "content": "" }),
+                json!({ "content": " " }),
+                json!({ "content": "" }),
+            ],
+        ),
         Scenario {
             failures: vec![Call::Create, Call::Start],
             ..plain("sandbox-lost-and-tried-again", short)
@@ -205,7 +248,12 @@ async fn record(scenario: Scenario) -> (World, RunId) {
     let head = "format_version = 1\nname = \"recorded\"\nextends = \"default\"\n";
     std::fs::write(folder.join("recorded.toml"), format!("{head}{}", scenario.rules)).unwrap();
     let policy = "recorded".into();
-    let run = world.submit(Submission { policy, ..scenario.submission }).await;
+    let run = world
+        .submit(Submission {
+            policy,
+            ..scenario.submission
+        })
+        .await;
     for (nth, when) in scenario.crashes {
         world.store.fail_at(nth, when);
     }
@@ -213,7 +261,9 @@ async fn record(scenario: Scenario) -> (World, RunId) {
     let mut failures = scenario.failures;
     for _ in 0..100 {
         let process = world.process();
-        failures.drain(..).for_each(|call| process.fake.fail_next(call, "no such luck"));
+        failures
+            .drain(..)
+            .for_each(|call| process.fake.fail_next(call, "no such luck"));
         let wake = Arc::new(Notify::new());
         let mut moved = process.shop.hub.subscribe(&run);
         let meddle = async {
@@ -328,14 +378,20 @@ fn e14_a_changed_record_diverges_where_it_was_changed() {
             calls[0].effect = crate::tool::Effect::External;
         }
     });
-    assert_eq!(found, (replied as u64 + 1, "model_replied".into(), "calls.0.effect".into()));
+    assert_eq!(
+        found,
+        (replied as u64 + 1, "model_replied".into(), "calls.0.effect".into())
+    );
 
     let found = edit(&|recording| {
         if let Event::ToolStarted { decision, .. } = &mut recording.entries[started].event {
             decision.rule = "another".into();
         }
     });
-    assert_eq!(found, (started as u64 + 1, "tool_started".into(), "decision.rule".into()));
+    assert_eq!(
+        found,
+        (started as u64 + 1, "tool_started".into(), "decision.rule".into())
+    );
 
     // An altered reply: what follows it is no longer what today's machine does.
     let found = edit(&|recording| {
@@ -347,7 +403,14 @@ fn e14_a_changed_record_diverges_where_it_was_changed() {
     assert_eq!(found.0, started as u64 + 1);
 
     let found = edit(&|recording| recording.checkpoints[1].state["next_step"] = json!(99));
-    assert_eq!(found, (replied as u64 + 1, "model_replied".into(), "checkpoint.next_step".into()));
+    assert_eq!(
+        found,
+        (
+            replied as u64 + 1,
+            "model_replied".into(),
+            "checkpoint.next_step".into()
+        )
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -356,11 +419,20 @@ async fn f2_a_recording_of_another_version_or_out_of_order_is_refused_by_name() 
     let text = recording(&world, &run).await.to_text();
     let newer = text.replacen("\"format_version\":1", "\"format_version\":2", 1);
     let error = Recording::parse(&newer).unwrap_err();
-    assert!(matches!(error, recording::Error::UnknownVersion { found: 2 }), "{error:?}");
+    assert!(
+        matches!(error, recording::Error::UnknownVersion { found: 2 }),
+        "{error:?}"
+    );
     assert_eq!(error.kind(), Kind::WrongState);
     let mut lines: Vec<&str> = text.lines().collect();
     lines.remove(1);
     let error = Recording::parse(&lines.join("\n")).unwrap_err();
-    assert!(matches!(error, recording::Error::Order { line: 2, .. } | recording::Error::Order { line: 3, .. }), "{error:?}");
+    assert!(
+        matches!(
+            error,
+            recording::Error::Order { line: 2, .. } | recording::Error::Order { line: 3, .. }
+        ),
+        "{error:?}"
+    );
     assert!(matches!(Recording::parse(""), Err(recording::Error::Empty)));
 }

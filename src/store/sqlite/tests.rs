@@ -130,7 +130,10 @@ async fn f2_a_database_of_version_1_is_brought_up_to_date_by_a_writer() {
     let older = "ALTER TABLE runs DROP COLUMN base; UPDATE meta SET value = 1;";
     fixture.raw().execute_batch(older).unwrap();
     let refused = Sqlite::read_only(fixture.0.path(), std::sync::Arc::new(crate::clock::System)).unwrap_err();
-    assert!(matches!(refused, Error::UnknownVersion { found: 1, known: 2, .. }), "{refused:?}");
+    assert!(
+        matches!(refused, Error::UnknownVersion { found: 1, known: 2, .. }),
+        "{refused:?}"
+    );
     assert_eq!(picture(&fixture.sqlite().unwrap(), &before.record.run).await, before);
 }
 
@@ -147,7 +150,10 @@ async fn e5_a_store_that_is_only_read_refuses_every_write() {
     assert!(reader.commit(sample::step(&before.record)).await.is_err());
     assert!(reader.claim(&before.record.run, &sample::owner(1), None).await.is_err());
     assert_eq!(picture(&store, &before.record.run).await, before);
-    let missing = Sqlite::read_only(&fixture.0.path().join("none"), std::sync::Arc::new(crate::clock::System));
+    let missing = Sqlite::read_only(
+        &fixture.0.path().join("none"),
+        std::sync::Arc::new(crate::clock::System),
+    );
     assert!(matches!(missing, Err(Error::NotFound { .. })));
     assert!(!fixture.0.path().join("none").exists());
 }

@@ -67,7 +67,11 @@ pub async fn a_fork_reads_its_beginning_from_its_parent(fixture: impl Fixture) {
     for after in 0..10 {
         for limit in [1, 2, 3, 100] {
             let expected: Vec<u64> = (after + 1..=8).take(limit).collect();
-            assert_eq!(seqs(store, &grandchild.run, after, limit).await, expected, "{after} {limit}");
+            assert_eq!(
+                seqs(store, &grandchild.run, after, limit).await,
+                expected,
+                "{after} {limit}"
+            );
         }
     }
     for revision in 0..=7 {
@@ -88,7 +92,10 @@ pub async fn a_fork_costs_the_same_whatever_lies_before_it(fixture: impl Fixture
     store.create(new.clone()).await.unwrap();
     assert_eq!(store.audit_log(0, usize::MAX).await.unwrap().len(), audit + 1);
     // Its own rows: what comes after its base.
-    assert_eq!(store.journal(&new.record.run, 51, usize::MAX).await.unwrap(), [new.first]);
+    assert_eq!(
+        store.journal(&new.record.run, 51, usize::MAX).await.unwrap(),
+        [new.first]
+    );
     // What the child reads changes with its parent's text, so it is not a copy.
     fixture.tamper(super::Row::Entry(&parent.run, 7), "entry 7", "entry x");
     let seen = store.journal(&new.record.run, 6, 1).await.unwrap();
