@@ -160,7 +160,8 @@ impl Error {
             Self::Model(error) => error.kind(),
             Self::Workspace(error) => error.kind(),
             Self::Bench(error) => error.kind(),
-            Self::Invalid(_) | Self::Budgets(_) | Self::Recording(_) => Kind::Invalid,
+            Self::Invalid(_) | Self::Budgets(_) => Kind::Invalid,
+            Self::Recording(error) => error.kind(),
             Self::NoApproval(_)
             | Self::NothingToApprove { .. }
             | Self::Decided { .. }

@@ -16,6 +16,7 @@ use super::recording::Recording;
 use super::session::Session;
 use super::state::{self, Effect, State};
 use super::{Error, driver};
+use crate::ids::TaskId;
 use crate::model::{Message, ToolCall};
 
 /// Where today's machine goes another way.
@@ -38,9 +39,15 @@ pub struct Divergence {
 /// # Errors
 /// A recording whose request or format this build cannot read.
 pub fn replay(recording: &Recording) -> Result<Option<Divergence>, Error> {
-    let rules = Rules::of(recording.task.clone(), recording.spec.clone())?;
+    // What lies before a fork was decided under its parent's request: it is folded here, and judged with the parent.
+    let own = recording
+        .entries
+        .iter()
+        .rposition(|entry| matches!(entry.event, Event::Forked(_)));
+    let own = own.unwrap_or_default();
     let mut at = Replay {
-        rules,
+        rules: Rules::of(task_of(recording, own), recording.spec.clone())?,
+        own: own as u64,
         state: None,
         session: Session::default(),
     };
@@ -66,8 +73,19 @@ pub fn replay(recording: &Recording) -> Result<Option<Divergence>, Error> {
     Ok(None)
 }
 
+/// The task that the run's keys name. One that was imported has another id now.
+fn task_of(recording: &Recording, own: usize) -> TaskId {
+    let named = recording.entries[own..].iter().find_map(|entry| match &entry.event {
+        Event::ToolStarted { key, .. } => key.rsplit_once('/').and_then(|(task, _)| task.parse().ok()),
+        _ => None,
+    });
+    named.unwrap_or_else(|| recording.task.clone())
+}
+
 struct Replay {
     rules: Rules,
+    /// Entries up to here are an ancestor's.
+    own: u64,
     state: Option<State>,
     session: Session,
 }
@@ -75,7 +93,9 @@ struct Replay {
 impl Replay {
     /// Makes the entry anew, compares, and goes on by it.
     fn take(&mut self, entry: &Entry) -> Option<Divergence> {
-        if let Some(state) = &self.state {
+        if let Some(state) = &self.state
+            && entry.seq > self.own
+        {
             let made = self.make(state, entry);
             let recorded = serde_json::to_value(&entry.event).expect("an event is plain data");
             let found = match made {

@@ -123,9 +123,14 @@ impl State {
             revision: u64::MAX,
         };
         let mut line = vec![(self.find(run)?, everything)];
-        while let Some((child, _)) = line.last()
+        while let Some((child, until)) = line.last()
             && let (Some(parent), Some(base)) = (&child.record.parent, child.record.base)
         {
+            // A child may go out from before its parent's own beginning.
+            let base = Base {
+                seq: base.seq.min(until.seq),
+                revision: base.revision.min(until.revision),
+            };
             line.push((self.find(parent)?, base));
         }
         Ok(line)

@@ -400,7 +400,8 @@ fn e14_a_changed_record_diverges_where_it_was_changed() {
             calls[0].effect = crate::tool::Effect::ReadOnly;
         }
     });
-    assert_eq!(found.0, started as u64 + 1);
+    assert_eq!(found.0, replied as u64 + 1);
+    assert!(found.2.starts_with("checkpoint.phase.calls.0"), "{}", found.2);
 
     let found = edit(&|recording| recording.checkpoints[1].state["next_step"] = json!(99));
     assert_eq!(

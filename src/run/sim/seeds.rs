@@ -380,6 +380,11 @@ impl Sim {
             }
             return;
         }
+        if worker.state.is_parked() {
+            // As the driver: it lets go of everything, and whoever goes on claims the run again.
+            drop(self.workers.swap_remove(which));
+            return;
+        }
         let due = state::due(&worker.state);
         for effect in &due {
             let (state, session) = (&worker.state, &worker.session);
@@ -539,10 +544,6 @@ impl Sim {
             .checkpoint
             .map_or(worker.revision, |checkpoint| checkpoint.revision);
         worker.state = next;
-        if worker.state.is_terminal() || worker.state.is_parked() {
-            // Nothing of it is held by anybody.
-            worker.going.clear();
-        }
     }
 
     /// Somebody who has looked outside answers what is asked: call it again only if it did not happen.
@@ -676,7 +677,7 @@ fn x1_e12_s1_whatever_a_seed_does_to_a_run_nothing_is_lost_and_nothing_doubled_i
         Some(seed) => seed..seed + 1,
         None => 0..number("EXUVIA_SIM_SEEDS").unwrap_or(1000),
     };
-    let all = seeds.end - seeds.start > 1;
+    let all = (seeds.end - seeds.start) as u32;
     let (mut recovered, mut asked) = (0, 0);
     for seed in seeds {
         let run = std::panic::catch_unwind(|| one(seed));
@@ -685,9 +686,9 @@ fn x1_e12_s1_whatever_a_seed_does_to_a_run_nothing_is_lost_and_nothing_doubled_i
         asked += u32::from(person);
     }
     // The scheduler does disturb, and does not only ever ask.
-    if all {
+    if all > 100 {
         assert!(
-            recovered > 500 && asked > 20 && asked < 500,
+            recovered * 2 > all && asked * 50 > all && asked * 2 < all,
             "{recovered} recovered, {asked} asked"
         );
     }

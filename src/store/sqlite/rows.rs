@@ -200,7 +200,10 @@ pub(super) fn journal(db: &Connection, run: &RunId, after: u64, limit: usize) ->
         let (id, record) = find_run(db, &holder)?;
         line.push((id, until));
         match (record.parent, record.base) {
-            (Some(parent), Some(base)) if after < base.seq => (holder, until) = (parent, base.seq),
+            (Some(parent), Some(base)) if after < base.seq => {
+                // A child may go out from before its parent's own beginning.
+                (holder, until) = (parent, until.min(base.seq));
+            }
             (Some(_) | None, _) => break,
         }
     }
