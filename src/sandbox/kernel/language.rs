@@ -17,6 +17,14 @@ pub enum Language {
     Node,
 }
 
+/// The signals that interrupt code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Interrupts {
+    pub first: i32,
+    /// Said when the code still runs after this time, and from then on again and again.
+    pub then: Option<(Duration, i32)>,
+}
+
 /// Text that names no language.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is no language of a kernel: use `python`, `bash` or `node`")]
@@ -106,6 +114,23 @@ impl Language {
         Error::NoInterpreter {
             language: self,
             tried: tried.join(", "),
+        }
+    }
+
+    /// What interrupts its code.
+    ///
+    /// Node changes the owner of SIGINT when a cell begins to wait; a SIGINT in that moment goes unseen, or kills. So a signal comes
+    /// first that a cell which waits takes and everything else ignores, and SIGINT only for code that still runs then.
+    pub(super) fn interrupts(self) -> Interrupts {
+        match self {
+            Self::Python | Self::Bash => Interrupts {
+                first: libc::SIGINT,
+                then: None,
+            },
+            Self::Node => Interrupts {
+                first: libc::SIGURG,
+                then: Some((Duration::from_millis(50), libc::SIGINT)),
+            },
         }
     }
 
