@@ -256,7 +256,11 @@ impl Plan {
                 }
                 // What gVisor says of arguments that are too large.
                 Err(errno @ Errno::ENAMETOOLONG) if is_a_name(candidate.as_bytes()) => {
-                    let message = format!("could not execute `{}`: {}", shown(candidate.as_bytes()), Errno::E2BIG.desc());
+                    let message = format!(
+                        "could not execute `{}`: {}",
+                        shown(candidate.as_bytes()),
+                        Errno::E2BIG.desc()
+                    );
                     return fault("limit", message, Some(errno));
                 }
                 Err(errno) => {
