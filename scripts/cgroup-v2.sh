@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the sandbox tests where control groups are version 2 alone: in a virtual machine with Debian's own kernel, made here
-# out of Debian packages. Needs root, Debian 12/13, and some minutes: qemu translates each instruction, so that it
+# out of Debian packages. Needs root, Debian 12/13, and ten minutes: qemu translates each instruction, so that it
 # works without hardware virtualisation too.
 #
 #   scripts/cgroup-v2.sh [TEST-FILTER…]
@@ -55,7 +55,7 @@ strip "$root/tests" "$root$exuvia"
 # Overlays, and volumes that are images: loop devices and ext4.
 modules=$(cd "$work/kernel" && echo lib/modules/*)
 install -d "$root/$modules/kernel/drivers"
-cp -r "$work/kernel/$modules"/modules.{order,builtin} "$root/$modules/"
+cp -r "$work/kernel/$modules"/modules.{order,builtin,builtin.modinfo} "$root/$modules/"
 cp -r "$work/kernel/$modules"/kernel/{fs,lib,crypto} "$root/$modules/kernel/"
 cp -r "$work/kernel/$modules/kernel/drivers/block" "$root/$modules/kernel/drivers/"
 chroot "$root" depmod "${modules##*/}"
