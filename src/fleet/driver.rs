@@ -13,17 +13,20 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::Error;
+use super::ask::Shape;
 use super::execs::take_over;
 use super::lease::{self, Lease};
 use super::maker::{Made, blocking};
 use super::member::{Done, Member, Order, View};
 use super::quota::Place;
-use super::service::{Inner, OnShutdown};
+use super::service::{Inner, OnShutdown, Taken, What};
+use super::snapshot::{Draft, Kept};
 use super::state::{Cause, Denied, Effect, End, Event, State, step};
 use super::trail::{Ids, actor};
 use crate::error::chain;
+use crate::ids::SnapshotId;
 use crate::sandbox;
-use crate::workspace::{Revision, Snapshot};
+use crate::workspace::Snapshot;
 
 /// Before another try to end what would not end.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -48,9 +51,9 @@ pub(super) struct Driver {
 
 /// A snapshot that is being taken, and who waits for it.
 struct Job {
-    work: BoxFuture<'static, Result<Snapshot, Error>>,
+    work: BoxFuture<'static, Result<(Snapshot, Option<SnapshotId>), Error>>,
     by: String,
-    done: Done<Revision>,
+    done: Done<Taken>,
 }
 
 /// What became of a sandbox that lived.
@@ -116,6 +119,14 @@ impl Driver {
                     let end = self.end_of(Cause::CreateFailed, &chain(&error));
                     let _ = self.member.failure.set(Arc::new(error));
                     self.note(Event::EndAsked(end));
+                }
+                if !self.has_execs && self.state().end().is_none() {
+                    let took = take_over(&self.member, &made.sandbox, &self.fleet.trail, &self.fleet.tasks).await;
+                    if let Err(error) = took {
+                        let error = chain(&error);
+                        tracing::warn!(sandbox = %self.member.id, error, "what goes on in it cannot be attached to");
+                    }
+                    self.has_execs = true;
                 }
                 self.member.activity.touch();
                 self.note(Event::Created);
@@ -258,9 +269,15 @@ impl Driver {
                 let answer = self.renew(ttl, &by).await;
                 let _ = done.send(answer);
             }
-            Order::Snapshot { by, done } => match self.apply(Event::SnapshotAsked) {
+            Order::Snapshot { what, by, done } => match self.apply(match what {
+                What::Files => Event::SnapshotAsked,
+                What::Memory => Event::MemorySnapshotAsked,
+            }) {
                 Ok(effect) => {
-                    let work = self.snapshot(made, effect == Some(Effect::SnapshotRunning));
+                    let work = match what {
+                        What::Files => self.snapshot(made, effect == Some(Effect::SnapshotRunning)),
+                        What::Memory => self.snapshot_memory(made),
+                    };
                     return Some(Job { work, by, done });
                 }
                 Err(denied) => {
@@ -329,7 +346,11 @@ impl Driver {
     }
 
     /// Takes the workspace as it is, with everything standing still meanwhile.
-    fn snapshot(&self, made: &Made, is_running: bool) -> BoxFuture<'static, Result<Snapshot, Error>> {
+    fn snapshot(
+        &self,
+        made: &Made,
+        is_running: bool,
+    ) -> BoxFuture<'static, Result<(Snapshot, Option<SnapshotId>), Error>> {
         let sandbox = Arc::clone(&made.sandbox);
         let trees = self.fleet.maker.trees().clone();
         let (directory, index) = (made.directory.workspace(), made.index.clone());
@@ -341,23 +362,58 @@ impl Driver {
             if is_running {
                 sandbox.thaw().await?;
             }
-            Ok(taken?)
+            Ok((taken?, None))
         })
     }
 
-    async fn taken(&self, taken: Result<Snapshot, Error>, by: &str, made: &mut Made) -> Result<Revision, Error> {
+    /// Takes all of it: its memory, and the workspace as it was in the same moment.
+    fn snapshot_memory(&self, made: &Made) -> BoxFuture<'static, Result<(Snapshot, Option<SnapshotId>), Error>> {
+        let sandbox = Arc::clone(&made.sandbox);
+        let trees = self.fleet.maker.trees().clone();
+        let (directory, index) = (made.directory.workspace(), made.index.clone());
+        let data_dir = self.fleet.maker.data_dir().to_owned();
+        let (lease, id, at) = (self.lease.clone(), self.member.id.clone(), self.member.clock.now());
+        Box::pin(async move {
+            let draft = blocking(move || Draft::begin(&data_dir)).await?;
+            let still = sandbox.checkpoint(draft.dir()).await?;
+            let taken = trees.snapshot(directory, index).await;
+            drop(still);
+            let taken = taken?;
+            let shape = Shape {
+                backend: lease.backend,
+                image: lease.spec.image,
+                isolation: lease.spec.isolation,
+                limits: lease.spec.limits,
+                mounts: lease.spec.mounts,
+                seccomp: lease.seccomp,
+            };
+            let kept = Kept::new((id, at), lease.policy_name, shape, lease.env, taken.revision);
+            let snapshot = blocking(move || draft.finish(&kept)).await?;
+            Ok((taken, Some(snapshot)))
+        })
+    }
+
+    async fn taken(
+        &self,
+        taken: Result<(Snapshot, Option<SnapshotId>), Error>,
+        by: &str,
+        made: &mut Made,
+    ) -> Result<Taken, Error> {
         self.member.activity.touch();
         let (outcome, details) = match &taken {
-            Ok(taken) => (
+            Ok((taken, memory)) => (
                 "ok",
-                json!({ "tree": taken.revision.tree, "skipped": taken.report.skipped_total }),
+                json!({ "tree": taken.revision.tree, "skipped": taken.report.skipped_total, "snapshot": memory }),
             ),
             Err(error) => ("failed", json!({ "reason": chain(error) })),
         };
         self.record(&actor(by), "sandbox.snapshot", outcome, details).await;
-        let taken = taken?;
+        let (taken, memory) = taken?;
         made.index = Some(taken.index);
-        Ok(taken.revision)
+        Ok(Taken {
+            revision: taken.revision,
+            memory,
+        })
     }
 
     /// Ends it, and removes every trace.

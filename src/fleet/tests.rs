@@ -73,6 +73,7 @@ fn ask() -> Ask {
         ttl: None,
         idle_timeout: None,
         workspace: None,
+        snapshot: None,
         queue_timeout: Duration::ZERO,
         by: "tester".into(),
     }
@@ -342,6 +343,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         Just(Event::ThawFailed),
         Just(Event::RenewAsked),
         Just(Event::SnapshotAsked),
+        Just(Event::MemorySnapshotAsked),
         any::<u8>().prop_map(|n| Event::EndAsked(an_end(n))),
         Just(Event::StopFailed),
         Just(Event::Stopped),
