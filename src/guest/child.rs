@@ -46,6 +46,7 @@ pub struct Plan {
     filter: Vec<libc::sock_filter>,
     stdin: bool,
     terminal: Option<TerminalSize>,
+    has_oom_score: bool,
 }
 
 /// What a program gets as its standard input, output and error, and this side's ends of that.
@@ -109,6 +110,7 @@ impl Plan {
             filter: filter(&exec.seccomp).ok_or_else(|| bad("no seccomp filter, or not one"))?,
             stdin: exec.stdin,
             terminal: exec.terminal,
+            has_oom_score: !exec.no_oom_score,
         })
     }
 
@@ -185,7 +187,9 @@ impl Plan {
 
     fn prepare(&self, shim: Pid, wiring: [Option<OwnedFd>; 3]) -> Result<(), Fault> {
         // A worthy victim: when memory runs out the kernel should take programs, never the agent. May be forbidden.
-        let _ = std::fs::write("/proc/self/oom_score_adj", "500");
+        if self.has_oom_score {
+            let _ = std::fs::write("/proc/self/oom_score_adj", "500");
+        }
         unistd::setsid().map_err(internal("make a session"))?;
         if let (Some(_), Some(terminal)) = (self.terminal, &wiring[0]) {
             sys::control_terminal(terminal).map_err(internal("take the terminal"))?;

@@ -73,6 +73,9 @@ mod tests {
             bytes: 5 << 20,
             ..Default::default()
         };
-        insta::assert_snapshot!(listing(&[snapshot], clock::Timestamp(65_000)), @r"");
+        insta::assert_snapshot!(listing(&[snapshot], clock::Timestamp(65_000)), @r"
+        SNAPSHOT  OF     POLICY  AGE  SIZE
+        snap_a    sbx_b  gvisor  1m   5.0 MiB
+        ");
     }
 }
