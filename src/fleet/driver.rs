@@ -48,9 +48,15 @@ pub(super) struct Driver {
 
 /// A snapshot that is being taken, and who waits for it.
 struct Job {
-    work: BoxFuture<'static, Result<Snapshot, Error>>,
+    work: BoxFuture<'static, Taken>,
     by: String,
     done: Done<Revision>,
+}
+
+/// What came of a snapshot: also where it was taken, its processes may stand still now.
+struct Taken {
+    snapshot: Result<Snapshot, Error>,
+    thawed: Result<(), sandbox::Error>,
 }
 
 /// What became of a sandbox that lived.
@@ -128,6 +134,7 @@ impl Driver {
                 self.note(Event::CreateFailed(end));
                 self.record(&actor(by), "sandbox.created", "failed", json!({ "reason": reason }))
                     .await;
+                self.fleet.registry.prune(self.member.clock.now());
                 None
             }
         }
@@ -276,7 +283,10 @@ impl Driver {
         let (next, effect) = step(&before, Event::PauseAsked).map_err(|denied| self.member.denied(denied))?;
         if effect == Some(Effect::Freeze) {
             self.lease.paused = true;
-            self.write_lease().await?;
+            if let Err(error) = self.write_lease().await {
+                self.lease.paused = false;
+                return Err(error);
+            }
             // From here no command is begun in it.
             self.set(next);
             if let Err(error) = made.sandbox.freeze().await {
@@ -329,24 +339,38 @@ impl Driver {
     }
 
     /// Takes the workspace as it is, with everything standing still meanwhile.
-    fn snapshot(&self, made: &Made, is_running: bool) -> BoxFuture<'static, Result<Snapshot, Error>> {
+    fn snapshot(&self, made: &Made, is_running: bool) -> BoxFuture<'static, Taken> {
         let sandbox = Arc::clone(&made.sandbox);
         let trees = self.fleet.maker.trees().clone();
         let (directory, index) = (made.directory.workspace(), made.index.clone());
         Box::pin(async move {
-            if is_running {
-                sandbox.freeze().await?;
-            }
-            let taken = trees.snapshot(directory, index).await;
-            if is_running {
-                sandbox.thaw().await?;
-            }
-            Ok(taken?)
+            let still = match is_running {
+                true => sandbox.freeze().await,
+                false => Ok(()),
+            };
+            let snapshot = match still {
+                Ok(()) => trees.snapshot(directory, index).await.map_err(Error::from),
+                Err(error) => Err(error.into()),
+            };
+            // Also after a freeze that failed: it may have come half way.
+            let thawed = match is_running {
+                true => sandbox.thaw().await,
+                false => Ok(()),
+            };
+            Taken { snapshot, thawed }
         })
     }
 
-    async fn taken(&self, taken: Result<Snapshot, Error>, by: &str, made: &mut Made) -> Result<Revision, Error> {
+    async fn taken(&self, taken: Taken, by: &str, made: &mut Made) -> Result<Revision, Error> {
         self.member.activity.touch();
+        let taken = match (taken.snapshot, taken.thawed) {
+            (snapshot, Ok(())) => snapshot,
+            (snapshot, Err(error)) => {
+                // It stands still, and is to be seen so: Resume tries again.
+                self.note(Event::ThawFailed);
+                snapshot.and(Err(error.into()))
+            }
+        };
         let (outcome, details) = match &taken {
             Ok(taken) => (
                 "ok",
