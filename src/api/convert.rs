@@ -33,11 +33,30 @@ pub(super) fn duration(value: Duration) -> Option<prost_types::Duration> {
     prost_types::Duration::try_from(value).ok()
 }
 
+/// Longest name of who asks for something, in bytes: it goes to the guest, and on the record.
+const MAX_BY: usize = 256;
+
+pub(super) fn person(by: String) -> Result<String, Status> {
+    match by.len() <= MAX_BY {
+        true => Ok(by),
+        false => Err(invalid(format!("`by` is longer than {MAX_BY} bytes"))),
+    }
+}
+
+/// Some 10,000 years: the most that the type is for (google/protobuf/duration.proto). In milliseconds it is a u64.
+const LONGEST: Duration = Duration::from_secs(315_576_000_000);
+
 pub(super) fn duration_in(value: Option<prost_types::Duration>, field: &str) -> Result<Option<Duration>, Status> {
-    value
-        .map(Duration::try_from)
-        .transpose()
-        .map_err(|_| invalid(format!("`{field}` is not a duration of zero or more")))
+    let refused = || {
+        invalid(format!(
+            "`{field}` is not a duration of zero to 315,576,000,000 seconds"
+        ))
+    };
+    let duration = value.map(Duration::try_from).transpose().map_err(|_| refused())?;
+    match duration {
+        Some(duration) if duration > LONGEST => Err(refused()),
+        Some(_) | None => Ok(duration),
+    }
 }
 
 /// JSON as `google.protobuf.Value`. Integers beyond 2^53 lose digits, as JSON numbers do there.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tonic::Status;
 
-use super::convert::{duration, duration_in, image, time, workspace};
+use super::convert::{duration, duration_in, image, person, time, workspace};
 use super::proto;
 use super::status::invalid;
 use crate::clock::Timestamp;
@@ -38,6 +38,8 @@ pub fn ask(request: proto::CreateSandboxRequest) -> Result<Ask, Status> {
             (None, None, Some(id))
         }
     };
+    let labels = request.labels.into_iter().collect();
+    crate::task::check_labels(&labels).map_err(|error| parsed("labels", error))?;
     Ok(Ask {
         policy: some(request.policy).unwrap_or_else(|| match snapshot {
             None => "default".into(),
@@ -49,13 +51,13 @@ pub fn ask(request: proto::CreateSandboxRequest) -> Result<Ask, Status> {
             .transpose()
             .map_err(|error| parsed("backend", error))?,
         env: request.env.into_iter().collect(),
-        labels: request.labels.into_iter().collect(),
+        labels,
         ttl: duration_in(request.ttl, "ttl")?,
         idle_timeout: duration_in(request.idle_timeout, "idle_timeout")?,
         workspace: workspace(tree, times).map_err(|error| parsed("tree", error.to_string()))?,
         snapshot,
         queue_timeout: duration_in(request.queue_timeout, "queue_timeout")?.unwrap_or_default(),
-        by: request.by,
+        by: person(request.by)?,
     })
 }
 

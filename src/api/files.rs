@@ -4,6 +4,7 @@ use futures::StreamExt;
 use serde_json::json;
 use tonic::{Response, Status, Streaming};
 
+use super::convert::person;
 use super::proto::{self, file_info, write_file_request};
 use super::status::{self, invalid};
 use super::{Answer, Out};
@@ -13,13 +14,16 @@ use crate::sandbox::files::{Change, ChangeKind, Entry, Kind, Range};
 /// Most entries of one listing, and how deep it may go.
 const MOST_ENTRIES: u32 = 100_000;
 const MOST_DEPTH: u32 = 64;
+/// Largest piece of a file in one message of a client's.
+const MAX_DATA: usize = 1 << 20;
 
 fn failed(error: crate::sandbox::Error) -> Status {
     status::of_fleet(&Error::from(error))
 }
 
 fn visit(fleet: &Fleet, sandbox: &str, by: &str) -> Result<Visit, Status> {
-    fleet.visit(sandbox, by).map_err(|error| status::of_fleet(&error))
+    let by = person(by.to_owned())?;
+    fleet.visit(sandbox, &by).map_err(|error| status::of_fleet(&error))
 }
 
 fn shown(path: &[u8]) -> String {
@@ -91,6 +95,9 @@ pub async fn write(fleet: &Fleet, mut parts: Streaming<proto::WriteFileRequest>)
         // A stream that breaks off leaves everything as it was.
         while let Some(part) = parts.message().await? {
             match part.kind {
+                Some(write_file_request::Kind::Data(data)) if data.len() > MAX_DATA => {
+                    return Err(invalid(format!("`data` is at most {MAX_DATA} bytes a message")));
+                }
                 Some(write_file_request::Kind::Data(data)) => {
                     bytes += data.len() as u64;
                     writing.write(&data).await.map_err(failed)?;

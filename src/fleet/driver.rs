@@ -51,9 +51,15 @@ pub(super) struct Driver {
 
 /// A snapshot that is being taken, and who waits for it.
 struct Job {
-    work: BoxFuture<'static, Result<(Snapshot, Option<SnapshotId>), Error>>,
+    work: BoxFuture<'static, Shot>,
     by: String,
     done: Done<Taken>,
+}
+
+/// What came of a snapshot: also where it was taken, its processes may stand still now.
+struct Shot {
+    snapshot: Result<(Snapshot, Option<SnapshotId>), Error>,
+    thawed: Result<(), sandbox::Error>,
 }
 
 /// What became of a sandbox that lived.
@@ -139,6 +145,7 @@ impl Driver {
                 self.note(Event::CreateFailed(end));
                 self.record(&actor(by), "sandbox.created", "failed", json!({ "reason": reason }))
                     .await;
+                self.fleet.registry.prune(self.member.clock.now());
                 None
             }
         }
@@ -293,7 +300,10 @@ impl Driver {
         let (next, effect) = step(&before, Event::PauseAsked).map_err(|denied| self.member.denied(denied))?;
         if effect == Some(Effect::Freeze) {
             self.lease.paused = true;
-            self.write_lease().await?;
+            if let Err(error) = self.write_lease().await {
+                self.lease.paused = false;
+                return Err(error);
+            }
             // From here no command is begun in it.
             self.set(next);
             if let Err(error) = made.sandbox.freeze().await {
@@ -346,34 +356,37 @@ impl Driver {
     }
 
     /// Takes the workspace as it is, with everything standing still meanwhile.
-    fn snapshot(
-        &self,
-        made: &Made,
-        is_running: bool,
-    ) -> BoxFuture<'static, Result<(Snapshot, Option<SnapshotId>), Error>> {
+    fn snapshot(&self, made: &Made, is_running: bool) -> BoxFuture<'static, Shot> {
         let sandbox = Arc::clone(&made.sandbox);
         let trees = self.fleet.maker.trees().clone();
         let (directory, index) = (made.directory.workspace(), made.index.clone());
         Box::pin(async move {
-            if is_running {
-                sandbox.freeze().await?;
-            }
-            let taken = trees.snapshot(directory, index).await;
-            if is_running {
-                sandbox.thaw().await?;
-            }
-            Ok((taken?, None))
+            let still = match is_running {
+                true => sandbox.freeze().await,
+                false => Ok(()),
+            };
+            let snapshot = match still {
+                Ok(()) => trees.snapshot(directory, index).await.map_err(Error::from),
+                Err(error) => Err(error.into()),
+            };
+            // Also after a freeze that failed: it may have come half way.
+            let thawed = match is_running {
+                true => sandbox.thaw().await,
+                false => Ok(()),
+            };
+            let snapshot = snapshot.map(|snapshot| (snapshot, None));
+            Shot { snapshot, thawed }
         })
     }
 
     /// Takes all of it: its memory, and the workspace as it was in the same moment.
-    fn snapshot_memory(&self, made: &Made) -> BoxFuture<'static, Result<(Snapshot, Option<SnapshotId>), Error>> {
+    fn snapshot_memory(&self, made: &Made) -> BoxFuture<'static, Shot> {
         let sandbox = Arc::clone(&made.sandbox);
         let trees = self.fleet.maker.trees().clone();
         let (directory, index) = (made.directory.workspace(), made.index.clone());
         let data_dir = self.fleet.maker.data_dir().to_owned();
         let (lease, id, at) = (self.lease.clone(), self.member.id.clone(), self.member.clock.now());
-        Box::pin(async move {
+        let taken = async move {
             let draft = blocking(move || Draft::begin(&data_dir)).await?;
             let still = sandbox.checkpoint(draft.dir()).await?;
             let taken = trees.snapshot(directory, index).await;
@@ -390,16 +403,23 @@ impl Driver {
             let kept = Kept::new((id, at), lease.policy_name, shape, lease.env, taken.revision);
             let snapshot = blocking(move || draft.finish(&kept)).await?;
             Ok((taken, Some(snapshot)))
+        };
+        Box::pin(async move {
+            let (snapshot, thawed) = (taken.await, Ok(()));
+            Shot { snapshot, thawed }
         })
     }
 
-    async fn taken(
-        &self,
-        taken: Result<(Snapshot, Option<SnapshotId>), Error>,
-        by: &str,
-        made: &mut Made,
-    ) -> Result<Taken, Error> {
+    async fn taken(&self, taken: Shot, by: &str, made: &mut Made) -> Result<Taken, Error> {
         self.member.activity.touch();
+        let taken = match (taken.snapshot, taken.thawed) {
+            (snapshot, Ok(())) => snapshot,
+            (snapshot, Err(error)) => {
+                // It stands still, and is to be seen so: Resume tries again.
+                self.note(Event::ThawFailed);
+                snapshot.and(Err(error.into()))
+            }
+        };
         let (outcome, details) = match &taken {
             Ok((taken, memory)) => (
                 "ok",

@@ -44,8 +44,9 @@ impl Fleet {
             .map(|(id, lease)| async move {
                 let is_adopted = match lease {
                     Some(lease) => self.adopt_or_reap(lease).await,
-                    // Unreadable: the sandbox is found by its owner, who is dead.
+                    // Unreadable, or of another version: the sandbox is found by its owner, who is dead.
                     None => {
+                        tracing::warn!(sandbox = %id, "its lease cannot be read: it is removed");
                         self.withdraw(&id).await;
                         false
                     }

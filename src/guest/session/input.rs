@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::io::{self, ErrorKind, Read, Write};
 
-use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
 
 use super::{Session, part};
 use crate::guest::streams::Source;
-use crate::guest::{terminal, tree};
+use crate::guest::{sys, terminal, tree};
 use crate::wire::{self, Input, event, input};
 
 /// What is read of the host's at once.
@@ -50,18 +50,12 @@ impl Session<'_> {
         match input.kind {
             Some(input::Kind::Signal(number)) => {
                 // To the group first, as a terminal would; to the process alone if it has left that.
-                if let Ok(signal) = Signal::try_from(number)
-                    && runs
-                    && killpg(self.main, signal).is_err()
-                {
-                    let _ = kill(self.main, signal);
+                let group = Pid::from_raw(-self.main.as_raw());
+                if runs && sys::send_signal(group, number).is_err() {
+                    let _ = sys::send_signal(self.main, number);
                 }
             }
-            Some(input::Kind::SignalTree(number)) => {
-                if let Ok(signal) = Signal::try_from(number) {
-                    tree::signal_all(signal, &HashSet::new());
-                }
-            }
+            Some(input::Kind::SignalTree(number)) => tree::signal_all(number, &HashSet::new()),
             Some(input::Kind::Kill(by)) => {
                 self.note_kill(by);
                 self.end_tree();

@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::handle::{Action, Taken};
 use super::judge::{Before, Judge};
-use super::{Cause, Control, Ended, Exec, Offsets, Output, Outputs, Piece, Place, Stdin, Tell, ask};
+use super::{Cause, Control, Ended, Exec, MAX_GRACE, Offsets, Output, Outputs, Piece, Place, Stdin, Tell, ask};
 use crate::ids::ExecId;
 use crate::sandbox::Error;
 use crate::wire::{self, Event, Started, Stream, event, request};
@@ -131,14 +131,12 @@ pub(in crate::sandbox) async fn attach(place: Place, id: ExecId, from: Offsets) 
         },
         id,
         from,
+        // Its own is not known.
         grace: MAX_GRACE,
         gaps: said.drop_oldest,
     };
     Ok(conversation.begin(opened))
 }
-
-/// Of an exec whose own is not known.
-const MAX_GRACE: Duration = Duration::from_secs(60);
 
 /// An error that names the exec.
 pub(super) fn about(id: &ExecId, error: Refused) -> Error {

@@ -293,6 +293,10 @@ pub async fn signals_reach_the_group(case: &Case) {
     let finished = exec.finish(100).await;
     assert_eq!(finished.stdout.bytes(), b"usr1\n");
     assert_eq!(finished.ended.cause, Cause::Exited { code: 5 });
+    // One of those for real time, which have numbers and no names.
+    let exec = case.sandbox.exec(Command::new(["sleep", "300"])).await.unwrap();
+    exec.control().signal(40).await.unwrap();
+    assert_eq!(exec.ended().await.cause, Cause::Signalled { signal: 40 });
     let finished = case.sh("kill -9 $$").await;
     assert_eq!(
         finished.ended.cause,
