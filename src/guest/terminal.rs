@@ -34,7 +34,7 @@ pub fn make(size: TerminalSize) -> io::Result<(OwnedFd, OwnedFd)> {
 pub fn resize(master: &impl AsFd, size: TerminalSize) -> io::Result<()> {
     set_size(master, size)?;
     if is_half(master) {
-        tree::signal_all(Signal::SIGWINCH, &HashSet::new());
+        tree::signal_all(Signal::SIGWINCH as i32, &HashSet::new());
     }
     Ok(())
 }
