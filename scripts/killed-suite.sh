@@ -31,7 +31,8 @@ kill_all() {
 }
 trap 'kill_all; rm -rf "$work"' EXIT
 
-doctor() { "$exuvia" --data-dir "$work/doctor" doctor "$@" --json | python3 -c '
+# Of the data directory $1.
+doctor() { "$exuvia" --data-dir "$1" doctor "${@:2}" --json | python3 -c '
 import json, sys
 for finding in json.loads(sys.stdin.readlines()[-1])["findings"]:
     if finding["name"] == "strays": print(finding["detail"])'; }
@@ -42,25 +43,27 @@ for round in $(seq "$rounds"); do
     mkdir "$work/tmp"
     TMPDIR=$work/tmp setsid cargo nextest run --locked --no-fail-fast --cargo-quiet -E "$filter" >"$work/tests.log" 2>&1 </dev/null &
     session=$!
+    disown
     after=$((RANDOM % (within * 1000)))
     sleep "$((after / 1000)).$(printf %03d $((after % 1000)))"
     running=$(grep -c PASS "$work/tests.log" || true)
     kill_all
-    # The shell has nothing to say about it.
-    wait 2>/dev/null || true
-    say "round $round: killed after $after ms, when $running tests had passed; left: $(bash scripts/host-state.sh compare "$work/before" 2>/dev/null |
+    say "round $round: killed after $after ms, when $running tests had passed; left: $(EXUVIA_SETTLE=0 bash scripts/host-state.sh compare "$work/before" 2>/dev/null |
         awk '{ n[$2]++ } END { for (kind in n) printf "%d %s, ", n[kind], kind }')"
     if [ $((round % 2)) = 0 ]; then
         # What is mounted stays.
         rm -rf --one-file-system "$work/tmp" 2>/dev/null || true
         say "  data directories removed"
     fi
-    say "  doctor finds: $(doctor | tr ';' '\n' | sed 's/`[^`]*`/…/g' | sort | uniq -c | tr -s '\n ' ' ')"
-    say "  doctor --fix leaves: $(doctor --fix)"
-    rm -rf --one-file-system "$work/tmp"
-    # What a next server would have gone on with, had its data directory stayed; and groups that were still in the making.
+    say "  doctor finds: $(doctor "$work/none" | tr ';' '\n' | sed 's/`[^`]*`/…/g; s/(.*)//' | sort | uniq -c | tr -s '\n ' ' ')"
+    for data in "$work"/tmp/*/; do
+        if [ -e "$data/sandboxes" ]; then doctor "$data" --fix >/dev/null; fi
+    done
+    # What a next server would have gone on with, had its data directory stayed, and what may have been in the making.
+    rm -rf --one-file-system "$work/tmp" 2>/dev/null || true
     sleep 6
-    doctor --fix >/dev/null
+    doctor "$work/none" --fix >/dev/null
+    rm -rf --one-file-system "$work/tmp"
     if left=$(bash scripts/host-state.sh compare "$work/before"); then
         say "  the host is as it was"
     else

@@ -1,5 +1,5 @@
-//! What dead servers left on this host. The start of a server on the same data directory would find some of it; nothing else
-//! would find the rest, whose data directory is gone.
+//! What dead servers left on this host. Where a data directory is gone nothing else would find it. Where it is still there the next
+//! server on it would: so only that of this data directory is ended here, and of others it is told.
 
 use std::path::Path;
 
@@ -17,8 +17,8 @@ const NAME: &str = "strays";
 const REMEDY: &str = "exuvia doctor --fix ends them";
 
 /// Lists them; with `fix`, ends them.
-pub(super) async fn look(fix: bool) -> Finding {
-    match found(fix).await {
+pub(super) async fn look(data_dir: &Path, fix: bool) -> Finding {
+    match found(data_dir, fix).await {
         Ok(left) if left.is_empty() => Finding::new(NAME, State::Ok, "none", REMEDY),
         Ok(left) => Finding::new(NAME, State::Weak, left.join("; "), REMEDY),
         Err(message) => Finding::new(NAME, State::Weak, message, "run as root"),
@@ -26,15 +26,15 @@ pub(super) async fn look(fix: bool) -> Finding {
 }
 
 /// What is there, or with `fix` what stays.
-async fn found(fix: bool) -> Result<Vec<String>, String> {
+async fn found(data_dir: &Path, fix: bool) -> Result<Vec<String>, String> {
     let hierarchies = Hierarchies::detect().map_err(|error| chain(&error))?;
     let mut left = Vec::new();
-    // Where there still is a data directory, its own records tell; the rest has none.
-    for place in strays::places(&hierarchies).map_err(|error| chain(&error))? {
-        left.extend(match fix {
-            true => clear(&place).await,
-            false => left_behind(&place)?,
-        });
+    for place in strays::places(data_dir, &hierarchies).map_err(|error| chain(&error))? {
+        let is_ours = place.is_ruin() || place.is(data_dir);
+        match fix && is_ours {
+            true => left.extend(clear(&place).await),
+            false => left.extend(left_behind(&place, is_ours)?),
+        }
     }
     for stray in strays::find(&hierarchies, &System).map_err(|error| chain(&error))? {
         let of = stray
@@ -66,8 +66,15 @@ fn told<E: std::error::Error>(shown: String, ended: Option<Result<(), E>>) -> Op
 }
 
 /// What dead servers left in a data directory that is there, but for what the next one goes on with.
-fn left_behind(place: &Place) -> Result<Vec<String>, String> {
+fn left_behind(place: &Place, is_ours: bool) -> Result<Vec<String>, String> {
     let dir = place.path();
+    let remedy = match is_ours {
+        true => String::new(),
+        false => format!(
+            " (its next server ends that, or `exuvia doctor --fix --data-dir {}`)",
+            dir.display()
+        ),
+    };
     let sandboxes = [BackendName::Oci, BackendName::Docker].map(|backend| place.left_behind(backend));
     let sandboxes = sandboxes
         .into_iter()
@@ -78,8 +85,8 @@ fn left_behind(place: &Place) -> Result<Vec<String>, String> {
         .iter()
         .filter(|dir_of_one| !is_leased(dir, &dir_of_one.file_name().unwrap_or_default().to_string_lossy()));
     Ok(sandboxes
-        .map(|id| format!("sandbox `{id}`, of `{}`", dir.display()))
-        .chain(behind.map(|dir| format!("working directory `{}`", dir.display())))
+        .map(|id| format!("sandbox `{id}`, of `{}`{remedy}", dir.display()))
+        .chain(behind.map(|dir| format!("working directory `{}`{remedy}", dir.display())))
         .collect())
 }
 
@@ -115,7 +122,8 @@ async fn containers(fix: bool, left: &mut Vec<String>) -> Result<(), String> {
             continue;
         }
         let shown = format!("container of sandbox `{}`, of `{}`", stray.id, stray.data_dir.display());
-        let ended = match fix {
+        let is_gone = !stray.data_dir.join("sandboxes").join(stray.id.as_str()).exists();
+        let ended = match fix && is_gone {
             true => Some(engine.end(&stray).await),
             false => None,
         };

@@ -18,11 +18,11 @@ use crate::sandbox::{BackendName, disk, identity};
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place(PathBuf);
 
-/// Those that a dead process took user ids for, that have volumes mounted, or whose guest runs.
+/// `known`, and those that a dead process took user ids for, that have volumes mounted, or whose guest runs.
 ///
 /// # Errors
 /// When the mount table cannot be read.
-pub fn places(hierarchies: &Hierarchies) -> io::Result<Vec<Place>> {
+pub fn places(known: &Path, hierarchies: &Hierarchies) -> io::Result<Vec<Place>> {
     let of_dead = identity::claims()
         .into_values()
         .filter(|taken| !taken.by.is_alive())
@@ -33,13 +33,23 @@ pub fn places(hierarchies: &Hierarchies) -> io::Result<Vec<Place>> {
     let guests = groups
         .flat_map(|name| hierarchies.group(&name).pids().unwrap_or_default())
         .filter_map(of_guest);
-    let all: BTreeSet<PathBuf> = of_dead.chain(mounted).chain(guests).collect();
+    let known = fs::canonicalize(known);
+    let all: BTreeSet<PathBuf> = of_dead.chain(mounted).chain(guests).chain(known).collect();
     Ok(all.into_iter().filter(|dir| dir.is_dir()).map(Place).collect())
 }
 
 impl Place {
     pub fn path(&self) -> &Path {
         &self.0
+    }
+
+    pub fn is(&self, data_dir: &Path) -> bool {
+        fs::canonicalize(data_dir).is_ok_and(|data_dir| data_dir == self.0)
+    }
+
+    /// Whether nothing but what is mounted was left of it when it was removed.
+    pub fn is_ruin(&self) -> bool {
+        !self.0.join("sandboxes").exists()
     }
 
     /// The sandboxes of `backend` here whose maker is dead: the next server ends them, or goes on with them.
