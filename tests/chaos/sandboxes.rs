@@ -149,7 +149,7 @@ async fn t23_docker_containers_of_a_killed_server_are_taken_over_or_removed() {
     for gone in [&expired.sandbox_id, &ended] {
         assert!(!engine(&["inspect", &format!("exuvia-{gone}")]), "{gone}");
     }
-    ends(client.clone(), &running, data.path()).await;
+    kill(&mut client, &running).await;
     ends(client, &paused, data.path()).await;
     for gone in [&running, &paused] {
         let name = format!("exuvia-{gone}");

@@ -61,10 +61,8 @@ pub enum Lack {
     /// File calls follow the magic links of `/proc`, within the sandbox and with no more rights than its programs have: there
     /// is no openat2.
     MagicLinksRefused,
-    /// A terminal has a size, echo and lines, but its keys (Ctrl-C, Ctrl-Z) and a change of its size send no signals.
-    TerminalSignals,
-    /// The isolation's own kernel keeps some of the memory that each command took (about 180 KiB were measured), and it counts:
-    /// a sandbox of 96 MiB ends after some hundred commands.
+    /// The isolation's own kernel keeps something of each process that was looked up in `/proc`, up to a thousand such looks, and
+    /// it counts: commands whose trees had to be ended cost some 100 KiB each until then.
     CommandsWithoutEnd,
 }
 

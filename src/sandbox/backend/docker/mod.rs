@@ -8,8 +8,8 @@
 //! `passwd` and `group` of a `host` sandbox. On the engine: the container `exuvia-ID`, with the same facts as labels.
 //!
 //! What the engine cannot do: a user namespace of its own for each sandbox (programs run under
-//! [`Identity::host_uid`] directly, or inside the one range of a `userns-remap` engine), a rootless engine, gVisor (its
-//! sockets cannot be reached from outside), `nosuid` on binds (no_new_privs voids set-id bits all the same). What an image
+//! [`Identity::host_uid`] directly, or inside the one range of a `userns-remap` engine), a rootless engine, gVisor (it lets in no
+//! socket of the host, and the guest is not spoken to in another way here; docs/adr/0013-gvisor.md), `nosuid` on binds (no_new_privs voids set-id bits all the same). What an image
 //! declares as a volume is empty and read-only here.
 //!
 //! Read next: `config` for what a container is asked to be, and what is checked.
