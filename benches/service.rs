@@ -5,11 +5,11 @@
 //! tight loop, 50 is isolated arrivals. `EXUVIA_BENCH_IMAGE` (`exuvia/python`) is what `docker` is measured with.
 //! `EXUVIA_BENCH_ONLY` runs one part: `latency`, `arrivals`, `rate`, `refill`, `output` or `weight`.
 
-mod peers;
 #[path = "service/arrivals.rs"]
 mod arrivals;
 #[path = "service/output.rs"]
 mod output;
+mod peers;
 #[path = "service/rate.rs"]
 mod rate;
 #[path = "service/server.rs"]

@@ -85,7 +85,10 @@ impl Server {
     /// The ids of all on this host, parked or not.
     pub fn sandboxes(&self) -> Result<Vec<String>> {
         let there = std::fs::read_dir(self.data.path().join("sandboxes"))?;
-        Ok(there.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+        Ok(there
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect())
     }
 
     /// Waits until the pool is full: each sandbox on this host, parked or not, is a directory.

@@ -1,7 +1,8 @@
 //! Sandboxes made ahead: handed out once, never taken back.
 //!
-//! One task makes them, [`MAKERS`] at a time: at once while there are fewer than half of `min`, and up to `max` in quiet moments, so
-//! that whoever has just taken one does not share the processor with the making of the next. A shape is what a policy and an image make; who asks for just that gets a parked one, all others get a fresh one. Where the
+//! One task makes them, [`MAKERS`] at a time: at once while there are fewer than half of `min`, and up to `max` in quiet
+//! moments, so that whoever has just taken one does not share the processor with the making of the next. A shape is what a
+//! policy and an image make; who asks for just that gets a parked one, all others get a fresh one. Where the
 //! image has Python, a process that waits for code is made ahead with the sandbox, and handed out with it.
 
 use std::collections::{BTreeMap, VecDeque};

@@ -23,8 +23,6 @@ use crate::store::Store;
 const QUEUE: usize = 4096;
 /// Records of one commit.
 const BATCH: usize = 512;
-/// How long a record waits for others, to be committed with them: less than a commit takes.
-const TOGETHER: Duration = Duration::from_millis(5);
 /// Before a failed commit is tried again.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -138,8 +136,6 @@ impl Writer {
             if count == 0 {
                 return;
             }
-            self.gather(&mut entries, &stop).await;
-            let count = entries.len();
             let mut records = Vec::with_capacity(count);
             let mut flushed = Vec::new();
             for entry in entries.drain(..) {
@@ -152,23 +148,6 @@ impl Writer {
             for done in flushed {
                 // Whoever no longer waits needs no answer.
                 let _ = done.send(());
-            }
-        }
-    }
-
-    /// Takes what comes within [`TOGETHER`], unless somebody waits for what is here.
-    async fn gather(&mut self, entries: &mut Vec<Entry>, stop: &CancellationToken) {
-        let mut over = std::pin::pin!(tokio::time::sleep(TOGETHER));
-        while entries.len() < BATCH && !entries.iter().any(|entry| matches!(entry, Entry::Flush(_))) {
-            let room = BATCH - entries.len();
-            let came = tokio::select! {
-                biased;
-                came = self.queue.recv_many(entries, room) => came,
-                () = &mut over => 0,
-                () = stop.cancelled() => 0,
-            };
-            if came == 0 {
-                return;
             }
         }
     }
