@@ -136,17 +136,34 @@ impl Language {
 
     /// The words that start its driver, and what the driver reads first.
     pub(super) fn start(self, program: &str, mark: &str, mode: Mode) -> (Vec<Vec<u8>>, Vec<u8>) {
-        let mode = match mode {
-            Mode::Kernel => "kernel",
-            Mode::Once => "once",
-            Mode::Zygote => "zygote",
+        let (mode, python) = match mode {
+            Mode::Kernel => (
+                "kernel",
+                concat!(
+                    include_str!("kernels/python.py"),
+                    include_str!("kernels/python_kernel.py")
+                ),
+            ),
+            Mode::Once => (
+                "once",
+                concat!(
+                    include_str!("kernels/python.py"),
+                    include_str!("kernels/python_piece.py"),
+                    include_str!("kernels/python_once.py")
+                ),
+            ),
+            Mode::Zygote => (
+                "zygote",
+                concat!(
+                    include_str!("kernels/python.py"),
+                    include_str!("kernels/python_piece.py"),
+                    include_str!("kernels/python_zygote.py")
+                ),
+            ),
         };
         // By standard input, where the interpreter can take it so: a command line is seen by everything in the sandbox.
         let (words, driver): (&[&str], &str) = match self {
-            Self::Python => (
-                &[program, "-c", include_str!("kernels/python_start.py")],
-                include_str!("kernels/python.py"),
-            ),
+            Self::Python => (&[program, "-c", include_str!("kernels/python_start.py")], python),
             Self::Node => (
                 &[program, "-e", include_str!("kernels/node_start.js")],
                 include_str!("kernels/node.js"),
