@@ -27,6 +27,7 @@ pub fn ask(request: proto::CreateSandboxRequest) -> Result<Ask, Status> {
         ));
     }
     let (tree, times) = match request.workspace {
+        None if !request.times.is_empty() => return Err(invalid("`times` belongs to a `tree`")),
         None => (None, None),
         Some(proto::create_sandbox_request::Workspace::Tree(tree)) => (some(tree), some(request.times)),
         Some(proto::create_sandbox_request::Workspace::Snapshot(_)) => {
