@@ -29,6 +29,7 @@ pub fn ask(request: proto::CreateSandboxRequest) -> Result<Ask, Status> {
     }
     let parsed = |field: &str, error: String| invalid(format!("`{field}`: {error}"));
     let (tree, times, snapshot) = match request.workspace {
+        None if !request.times.is_empty() => return Err(invalid("`times` belongs to a `tree`")),
         None => (None, None, None),
         Some(proto::create_sandbox_request::Workspace::Tree(tree)) => (some(tree), some(request.times), None),
         Some(proto::create_sandbox_request::Workspace::Snapshot(id)) => {

@@ -32,7 +32,11 @@ pub async fn dial(fleet: &Fleet, mut words: Streaming<proto::DialRequest>) -> An
     let dialled = visit.sandbox().dial(port, wait).await;
     let outcome = if dialled.is_ok() { "ok" } else { "failed" };
     visit.record("port.dialled", outcome, json!({ "port": port })).await;
-    let (mut from, mut to) = dialled.map_err(|error| failed(error.into()))?.into_split();
+    let dialled = match dialled {
+        Ok(dialled) => dialled,
+        Err(error) => return Err(failed(visit.failed(error).await)),
+    };
+    let (mut from, mut to) = dialled.into_split();
     let inward = async move {
         // Whatever ends it, the program inside sees the end of what it reads.
         while let Ok(Some(word)) = words.message().await {
@@ -56,7 +60,6 @@ pub async fn dial(fleet: &Fleet, mut words: Streaming<proto::DialRequest>) -> An
         }
     });
     let outward = async_stream::stream! {
-        let _visit = visit;
         // Dropped with the stream, which is how that half hears of a client that went away.
         let mut ended = Some(ended);
         yield word(dial_response::Kind::Connected(true));
@@ -66,11 +69,19 @@ pub async fn dial(fleet: &Fleet, mut words: Streaming<proto::DialRequest>) -> An
                 Ok(0) => {
                     // This half alone.
                     let _ = ended.take().map(|ended| ended.send(()));
-                    yield word(dial_response::Kind::Eof(true));
+                    // What ends with its sandbox has not said all that it had to.
+                    yield match visit.over() {
+                        Some(over) => Err(failed(over)),
+                        None => word(dial_response::Kind::Eof(true)),
+                    };
                     return;
                 }
                 Ok(length) => yield word(dial_response::Kind::Data(buffer[..length].to_vec())),
                 Err(error) => {
+                    if let Some(over) = visit.over() {
+                        yield Err(failed(over));
+                        return;
+                    }
                     yield Err(tonic::Status::unavailable(format!("the connection broke: {error}")));
                     return;
                 }

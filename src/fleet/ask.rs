@@ -12,7 +12,13 @@ use crate::policy::{Policies, Policy};
 use crate::sandbox::backend::Backends;
 use crate::sandbox::seccomp::Profile;
 use crate::sandbox::{BackendName, ImageRef, Isolation, Limits, Mount, image};
+use crate::task::check_labels;
 use crate::workspace::{Pool, Revision};
+
+/// Longest variable: the kernel takes 128 KiB for one, with its `=` and its NUL.
+const MOST_VARIABLE: usize = (128 << 10) - 2;
+/// Most of all variables: half of what a command can be given, its arguments included.
+const MOST_ENVIRONMENT: usize = 1 << 20;
 
 /// A wish for a sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -96,9 +102,8 @@ impl Ask {
         if self.idle_timeout.is_some_and(|idle| idle.is_zero()) {
             return Err(Error::Invalid("`idle_timeout` is longer than nothing".into()));
         }
-        for name in self.env.keys() {
-            check_variable(name)?;
-        }
+        check_environment(&self.env)?;
+        check_labels(&self.labels).map_err(Error::Invalid)?;
         // What the image sets lies below what the client does.
         let mut env = image::environment(&shape.image, data_dir)?;
         if let Some((kept, _)) = &kept {
@@ -116,6 +121,27 @@ impl Ask {
             ask: self,
             memory: kept.map(|(_, memory)| memory),
         })
+    }
+}
+
+/// # Errors
+/// For what would keep every command from starting.
+fn check_environment(env: &BTreeMap<String, String>) -> Result<(), Error> {
+    for (name, value) in env {
+        check_variable(name)?;
+        if value.contains('\0') {
+            return Err(Error::Invalid(format!("`env`: the value of {name:?} holds a NUL")));
+        }
+        if name.len() + value.len() > MOST_VARIABLE {
+            return Err(Error::Invalid(format!("`env`: {name:?} has more than {MOST_VARIABLE} bytes")));
+        }
+    }
+    let bytes: usize = env.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
+    match bytes > MOST_ENVIRONMENT {
+        true => Err(Error::Invalid(format!(
+            "`env`: all of it has {bytes} bytes, more than {MOST_ENVIRONMENT}"
+        ))),
+        false => Ok(()),
     }
 }
 

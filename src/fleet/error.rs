@@ -218,6 +218,7 @@ fn of_sandbox(error: &sandbox::Error) -> &'static str {
             "user_not_found" => "USER_NOT_FOUND",
             "user_refused" => "USER_REFUSED",
             "limit" => "LIMIT",
+            "too_large" => "EXEC_TOO_LARGE",
             "no_terminal" => "NO_TERMINAL",
             _ => "EXEC_NOT_STARTED",
         },

@@ -25,7 +25,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::ids::{SandboxId, SnapshotId};
 use crate::sandbox::backend::Backends;
 use crate::sandbox::disk::Holds;
-use crate::sandbox::{Sandbox, Usage};
+use crate::sandbox::{self, Sandbox, Usage};
 use crate::store::Store;
 use crate::tasks::Tasks;
 use crate::workdir::WorkDirs;
@@ -35,6 +35,8 @@ use crate::workspace::{Pool, Revision};
 const MOST_CLEANUPS: usize = 64;
 /// How long the record may take to be brought up to date at the end.
 const LAST_RECORDS: Duration = Duration::from_secs(5);
+/// How long after its guest is heard no more a sandbox may take to be known as ended.
+const SETTLE: Duration = Duration::from_millis(500);
 
 /// What a server's end means for its sandboxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -152,6 +154,7 @@ impl Info {
 /// A sandbox that something is done in: it does not become idle meanwhile.
 #[derive(Debug)]
 pub struct Visit {
+    member: Arc<Member>,
     sandbox: Arc<Sandbox>,
     trail: Trail,
     by: String,
@@ -161,6 +164,25 @@ pub struct Visit {
 impl Visit {
     pub fn sandbox(&self) -> &Sandbox {
         &self.sandbox
+    }
+
+    /// That the sandbox is over, once it is.
+    pub fn over(&self) -> Option<Error> {
+        let end = self.member.view.borrow().state.end().cloned();
+        end.map(|end| self.member.denied(Denied::Over(end)))
+    }
+
+    /// What went wrong with it: how the sandbox ended, when that is why its guest was lost.
+    pub async fn failed(&self, error: sandbox::Error) -> Error {
+        if let sandbox::Error::GuestLost { .. } = error {
+            let mut view = self.member.view.clone();
+            let settled = view.wait_for(|view| view.state.end().is_some());
+            let _ = tokio::time::timeout(SETTLE, settled).await;
+            if let Some(over) = self.over() {
+                return over;
+            }
+        }
+        error.into()
     }
 
     /// Puts what was done on the record.
@@ -407,8 +429,10 @@ impl Fleet {
     /// [`Error::Denied`] unless it runs.
     pub fn visit(&self, id: &str, by: &str) -> Result<Visit, Error> {
         self.0.check()?;
-        let (sandbox, busy) = self.0.registry.find(id)?.enter()?;
+        let member = self.0.registry.find(id)?;
+        let (sandbox, busy) = member.enter()?;
         Ok(Visit {
+            member,
             sandbox,
             trail: self.0.trail.clone(),
             by: by.to_owned(),

@@ -254,7 +254,11 @@ impl Plan {
                     }
                 }
                 Err(Errno::EACCES) => denied = Some(candidate),
-                Err(errno @ (Errno::E2BIG | Errno::ENOMEM | Errno::EAGAIN)) => {
+                Err(Errno::E2BIG) => {
+                    let message = "the command with its arguments and environment is too large";
+                    return fault("too_large", message.to_owned(), Some(Errno::E2BIG));
+                }
+                Err(errno @ (Errno::ENOMEM | Errno::EAGAIN)) => {
                     let message = format!("could not execute `{}`: {}", shown(candidate.as_bytes()), errno.desc());
                     return fault("limit", message, Some(errno));
                 }

@@ -131,6 +131,8 @@ pub struct Session<'a> {
     /// Of a connection that was lost: no credit is given for it.
     uncredited: usize,
     stdin_eof: bool,
+    /// Whether the input so far ends within a line.
+    is_mid_line: bool,
     sources: Vec<Source>,
     begun: Instant,
     begun_ms: u64,
@@ -191,6 +193,7 @@ impl<'a> Session<'a> {
             pending: VecDeque::new(),
             uncredited: 0,
             stdin_eof: false,
+            is_mid_line: false,
             sources: child.outputs.into_iter().map(source).collect::<Result<_, _>>()?,
             begun,
             begun_ms: sys::monotonic_ms(),

@@ -49,6 +49,7 @@ impl Verdict {
                 | "USER_REFUSED"
                 | "NO_TERMINAL"
                 | "EXEC_TOO_LARGE"
+                | "LIMIT"
                 | "EXEC_NOT_STARTED",
             ) => Self::said(NOT_EXECUTABLE, error.message.clone()),
             Some(_) | None => Self::no_answer(error),

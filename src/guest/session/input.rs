@@ -101,7 +101,8 @@ impl Session<'_> {
             };
             match written {
                 Ok(length) => {
-                    self.pending.drain(..length);
+                    let last = self.pending.drain(..length).next_back();
+                    self.is_mid_line = last.is_some_and(|byte| !matches!(byte, b'\n' | b'\r'));
                     taken += length;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -127,7 +128,10 @@ impl Session<'_> {
             // Input may go on after it, as at a real one.
             self.stdin_eof = false;
             if let Some(end) = terminal::end_of_input(&terminal) {
-                let _ = stdin.write(&[end]);
+                // Within a line the first one hands over what there is of it; only the next is the end.
+                let times = if self.is_mid_line { 2 } else { 1 };
+                self.is_mid_line = false;
+                let _ = stdin.write(&[end; 2][..times]);
             }
         } else {
             self.stdin = None;

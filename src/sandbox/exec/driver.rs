@@ -196,15 +196,19 @@ pub(super) async fn open(place: &Place, kind: request::Kind) -> Result<Opened, R
     };
     wire::encode_request(&message, &mut frame).map_err(|error| {
         Refused::Other(Error::NotStarted {
-            code: "limit".to_owned(),
+            code: "too_large".to_owned(),
             message: format!("the command with its arguments and environment is too large: {error}"),
         })
     })?;
     let mut stream = place.backend.connect(&place.sandbox).await.map_err(Refused::Other)?;
     let mut buffer = BytesMut::new();
     let first = timeout(START, async {
-        stream.write_all(&frame).await?;
-        read_event(&mut stream, &mut buffer, 4 << 10).await
+        let sent = stream.write_all(&frame).await;
+        // A guest that had no process for it has said so and hung up, perhaps before it was asked.
+        match read_event(&mut stream, &mut buffer, 4 << 10).await {
+            Ok(Some(event)) => Ok(Some(event)),
+            other => sent.and(other),
+        }
     });
     let first = match first.await {
         Err(_) => return Err(lost(format!("it did not start the command within {START:?}"))),

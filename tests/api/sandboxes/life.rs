@@ -147,6 +147,30 @@ async fn what_a_client_may_not_name_is_refused_before_anything_is_made() {
             ..plain()
         },
         proto::CreateSandboxRequest {
+            env: [("A".to_owned(), "b\0c".to_owned())].into(),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
+            env: [("A".to_owned(), "b".repeat(128 << 10))].into(),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
+            env: (0..100).map(|number| (format!("A{number}"), "b".repeat(100 << 10))).collect(),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
+            labels: (0..5000).map(|number| (number.to_string(), String::new())).collect(),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
+            labels: [("a".to_owned(), "b".repeat(1 << 20))].into(),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
+            times: "of no tree".into(),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
             ttl: crate::support::hand::span(std::time::Duration::from_secs(1 << 40)),
             ..plain()
         },
