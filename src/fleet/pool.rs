@@ -1,6 +1,7 @@
 //! Sandboxes made ahead: handed out once, never taken back.
 //!
-//! One task makes them, one at a time: at once while there are fewer than `min`, and up to `max` in quiet moments. A shape
+//! One task makes them, one at a time: at once while there are fewer than half of `min`, and up to `max` in quiet moments, so that
+//! the making of the next does not slow whoever uses the last. A shape
 //! is what a policy and an image make; who asks for just that gets a parked one, all others get a fresh one. Where the
 //! image has Python, a process that waits for code is made ahead with the sandbox, and handed out with it.
 
@@ -181,7 +182,7 @@ impl WarmPool {
             let state = shelf.state();
             let parked = state.parked.len();
             let quiet = state.last_taken.map_or(QUIET, |at| at.elapsed());
-            if parked < *shelf.count.start() || (parked < *shelf.count.end() && quiet >= QUIET) {
+            if parked < shelf.count.start().div_ceil(2) || (parked < *shelf.count.end() && quiet >= QUIET) {
                 return Wanted::Now(shelf);
             }
             if parked < *shelf.count.end() {

@@ -11,16 +11,18 @@ use tokio_util::sync::CancellationToken;
 use super::Error;
 use super::activity::Busy;
 use super::ask::check_variable;
+use super::create::MEMORY_SNAPSHOT;
 use super::execs::{Attached, Entry, ExecView, Launch, Offsets, Start};
 use super::maker::{Maker, blocking};
 use super::member::{Facts, Member, Order, View};
 use super::pool::{Stock, WarmPool};
 use super::quota::Quota;
 use super::registry::{Query, Registry};
+use super::snapshot::{self, SnapshotInfo};
 use super::state::{Cause, Denied, End};
 use super::trail::{Ids, Trail, actor};
 use crate::clock::{Clock, Timestamp};
-use crate::ids::SandboxId;
+use crate::ids::{SandboxId, SnapshotId};
 use crate::sandbox::backend::Backends;
 use crate::sandbox::disk::Holds;
 use crate::sandbox::{Sandbox, Usage};
@@ -60,6 +62,23 @@ impl Default for Config {
             stocks: Vec::new(),
         }
     }
+}
+
+/// What a snapshot is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// The workspace.
+    Files,
+    /// All that runs, too.
+    Memory,
+}
+
+/// A snapshot that was taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Taken {
+    pub revision: Revision,
+    /// With [`What::Memory`].
+    pub memory: Option<SnapshotId>,
 }
 
 /// Whom a signal goes to.
@@ -236,11 +255,58 @@ impl Fleet {
         renewed.map(|(info, ())| info)
     }
 
-    /// Takes the workspace as it is; durable on return.
-    pub async fn snapshot(&self, id: &str, by: String) -> Result<Revision, Error> {
+    /// Takes the workspace as it is, or all of it with what runs in it; durable on return. It goes on.
+    ///
+    /// # Errors
+    /// [`Error::NoMemorySnapshots`] where its backend cannot do that for its isolation.
+    pub async fn snapshot(&self, id: &str, what: What, by: String) -> Result<Taken, Error> {
         self.0.check()?;
-        let taken = self.order(id, |done| Order::Snapshot { by, done }).await;
-        taken.map(|(_, revision)| revision)
+        let member = self.0.registry.find(id)?;
+        if what == What::Memory && member.facts.lacks.iter().any(|lack| lack == MEMORY_SNAPSHOT) {
+            return Err(Error::NoMemorySnapshots {
+                id: member.id.clone(),
+                backend: member.facts.backend,
+                isolation: member.facts.isolation,
+            });
+        }
+        let taken = self.order(id, |done| Order::Snapshot { what, by, done }).await;
+        taken.map(|(_, taken)| taken)
+    }
+
+    /// The snapshots with memory that there are, newest first.
+    pub async fn snapshots(&self) -> Result<Vec<SnapshotInfo>, Error> {
+        let data_dir = self.0.maker.data_dir().to_owned();
+        blocking(move || snapshot::list(&data_dir)).await
+    }
+
+    /// Removes a snapshot with memory; sandboxes that were made from it stay.
+    ///
+    /// # Errors
+    /// [`Error::NoSnapshot`].
+    pub async fn delete_snapshot(&self, id: &SnapshotId, by: &str) -> Result<(), Error> {
+        self.0.check()?;
+        let (data_dir, of) = (self.0.maker.data_dir().to_owned(), id.clone());
+        let kept = blocking(move || {
+            let kept = snapshot::find(&data_dir, &of).map(|(kept, _)| kept.sandbox);
+            // Also one that cannot be read.
+            snapshot::delete(&data_dir, &of).map(|was_there| (was_there, kept.ok()))
+        });
+        let (was_there, sandbox) = kept.await?;
+        if let Some(sandbox) = sandbox.filter(|_| was_there) {
+            let ids = Ids {
+                sandbox: &sandbox,
+                exec: None,
+            };
+            let details = json!({ "snapshot": id });
+            self.0
+                .trail
+                .put(&actor(by), "snapshot.deleted", "ok", ids, details)
+                .await;
+        }
+        match was_there {
+            true => Ok(()),
+            false => Err(Error::NoSnapshot(id.to_string())),
+        }
     }
 
     async fn order<T>(

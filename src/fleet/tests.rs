@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use proptest::prelude::*;
-use tempfile::TempDir;
 
 use super::execs::{Item, OnDisconnect, Overflow, Start};
 use super::state::{Cause, Denied, Effect, End, Event, State, step};
@@ -16,6 +15,7 @@ use crate::sandbox::Background;
 use crate::sandbox::backend::Backends;
 use crate::sandbox::backend::fake::{Call, Fake};
 use crate::sandbox::disk::Volumes;
+use crate::scratch::Scratch;
 use crate::store::memory::Memory;
 use crate::workdir::WorkDirs;
 use crate::workspace::{Pool, Trees};
@@ -31,14 +31,13 @@ impl Clock for Paced {
 }
 
 struct Bed {
-    _data: TempDir,
     fake: Arc<Fake>,
     fleet: Fleet,
 }
 
 impl Bed {
     async fn new(config: Config) -> Self {
-        let data = tempfile::tempdir().unwrap();
+        let data = Scratch::new();
         let fake = Fake::new();
         let clock: Arc<dyn Clock> = Arc::new(Paced(tokio::time::Instant::now()));
         let parts = Parts {
@@ -50,11 +49,7 @@ impl Bed {
             clock,
         };
         let fleet = Fleet::new(parts, config).await.unwrap();
-        Self {
-            _data: data,
-            fake,
-            fleet,
-        }
+        Self { fake, fleet }
     }
 
     /// The end of a sandbox, once it has one.
@@ -78,6 +73,7 @@ fn ask() -> Ask {
         ttl: None,
         idle_timeout: None,
         workspace: None,
+        snapshot: None,
         queue_timeout: Duration::ZERO,
         by: "tester".into(),
     }
@@ -347,6 +343,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         Just(Event::ThawFailed),
         Just(Event::RenewAsked),
         Just(Event::SnapshotAsked),
+        Just(Event::MemorySnapshotAsked),
         any::<u8>().prop_map(|n| Event::EndAsked(an_end(n))),
         Just(Event::StopFailed),
         Just(Event::Stopped),

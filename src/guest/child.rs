@@ -254,6 +254,15 @@ impl Plan {
                     let message = format!("could not execute `{}`: {}", shown(candidate.as_bytes()), errno.desc());
                     return fault("limit", message, Some(errno));
                 }
+                // What gVisor says of arguments that are too large.
+                Err(errno @ Errno::ENAMETOOLONG) if is_a_name(candidate.as_bytes()) => {
+                    let message = format!(
+                        "could not execute `{}`: {}",
+                        shown(candidate.as_bytes()),
+                        Errno::E2BIG.desc()
+                    );
+                    return fault("limit", message, Some(errno));
+                }
                 Err(errno) => {
                     let message = format!("could not execute `{}`: {}", shown(candidate.as_bytes()), errno.desc());
                     return fault("program_not_executable", message, Some(errno));
@@ -269,6 +278,11 @@ impl Plan {
             None => fault("program_not_found", format!("no program `{name}`"), Some(Errno::ENOENT)),
         }
     }
+}
+
+/// Whether the kernel takes a path of this length.
+fn is_a_name(path: &[u8]) -> bool {
+    path.len() < libc::PATH_MAX as usize && path.split(|byte| *byte == b'/').all(|part| part.len() <= 255)
 }
 
 /// A terminal in place of all three.

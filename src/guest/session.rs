@@ -33,6 +33,7 @@ use super::leash::{Leash, Tag};
 use super::outbox::Outbox;
 use super::streams::{Keep, Source};
 use super::sys::{self, Reaped};
+use super::terminal::Keys;
 use crate::wire::{self, Event, Fault, Offsets, Stream, event};
 
 /// Bytes of argv that are told of.
@@ -123,6 +124,8 @@ pub struct Session<'a> {
     main: Pid,
     phase: Phase,
     stdin: Option<File>,
+    /// Of a terminal that takes its input with our help.
+    keys: Option<Keys>,
     /// Input that the program has not read yet: at most `wire::STDIN_WINDOW`.
     pending: VecDeque<u8>,
     /// Of a connection that was lost: no credit is given for it.
@@ -179,6 +182,11 @@ impl<'a> Session<'a> {
                 report: ours(child.report)?,
                 said: Vec::new(),
             },
+            keys: child
+                .outputs
+                .iter()
+                .find(|(stream, _)| *stream == Stream::Pty)
+                .and_then(|(_, master)| Keys::of(master)),
             stdin: child.stdin.map(ours).transpose()?,
             pending: VecDeque::new(),
             uncredited: 0,

@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -31,6 +31,9 @@ const MOST: usize = 64;
 const SIZES: usize = 4;
 /// Made at a time: the kernel lets whoever makes one wait more than it works.
 const MAKERS: usize = 8;
+/// Nothing was taken for so long: a quiet moment. Half of a shelf is filled at once, the other half in quiet moments, so that the
+/// making of the next does not slow whoever uses the last.
+const QUIET: Duration = Duration::from_millis(50);
 /// After one that could not be made.
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -63,6 +66,22 @@ struct Shelf {
     target: usize,
     in_making: usize,
     ready: VecDeque<WorkDir>,
+    last_taken: Option<Instant>,
+}
+
+impl Shelf {
+    fn lack(&self) -> usize {
+        self.target.saturating_sub(self.in_making + self.ready.len())
+    }
+
+    /// How long the filling may wait.
+    fn patience(&self) -> Duration {
+        if self.in_making + self.ready.len() < self.target / 2 {
+            return Duration::ZERO;
+        }
+        self.last_taken
+            .map_or(Duration::ZERO, |at| QUIET.saturating_sub(at.elapsed()))
+    }
 }
 
 impl Shelves {
@@ -81,6 +100,7 @@ impl Shelves {
                     target: USUAL,
                     in_making: 0,
                     ready: VecDeque::new(),
+                    last_taken: None,
                 }
             }
         };
@@ -88,15 +108,21 @@ impl Shelves {
         self.all.last_mut().expect("it was pushed just now")
     }
 
-    /// Where the most is missing; it counts as being made from now on.
+    /// Where the most is missing and is to be made now; it counts as being made from now on.
     fn next(&mut self) -> Option<Blank> {
-        let lack = |shelf: &Shelf| shelf.target.saturating_sub(shelf.in_making + shelf.ready.len());
-        let shelf = self.all.iter_mut().max_by_key(|shelf| lack(shelf))?;
-        if lack(shelf) == 0 {
-            return None;
-        }
+        let wanted = self
+            .all
+            .iter_mut()
+            .filter(|shelf| shelf.lack() > 0 && shelf.patience().is_zero());
+        let shelf = wanted.max_by_key(|shelf| shelf.lack())?;
         shelf.in_making += 1;
         Some(shelf.blank)
+    }
+
+    /// How long until something is to be made, if nothing more is taken.
+    fn patience(&self) -> Option<Duration> {
+        let wanted = self.all.iter().filter(|shelf| shelf.lack() > 0);
+        wanted.map(Shelf::patience).min()
     }
 
     /// What was begun for a shelf has come, or has not.
@@ -160,7 +186,9 @@ impl WorkDirs {
         if !shelves.is_kept {
             return None;
         }
-        let taken = shelves.of(blank).ready.pop_front();
+        let shelf = shelves.of(blank);
+        shelf.last_taken = Some(Instant::now());
+        let taken = shelf.ready.pop_front();
         drop(shelves);
         self.0.missing.notify_one();
         taken
@@ -201,9 +229,11 @@ impl WorkDirs {
                 let dirs = self.clone();
                 making.spawn_blocking(move || dirs.fill(blank));
             }
+            let patience = self.shelves().patience().filter(|_| making.len() < MAKERS);
             let is_fine = tokio::select! {
                 () = stop.cancelled() => true,
                 () = self.0.missing.notified() => true,
+                () = tokio::time::sleep(patience.unwrap_or_default()), if patience.is_some() => true,
                 Some(done) = making.join_next() => done.unwrap_or(false),
             };
             if !is_fine {

@@ -15,7 +15,7 @@ use crate::support::host::{images, init_of, sandboxes, traces};
 use crate::support::script::Script;
 use crate::support::server::{LONG, Server};
 use crate::support::watch::{check_whole, kind, until, until_end};
-use crate::support::{EXUVIA, get, has_sandboxes, keyed, transcript};
+use crate::support::{EXUVIA, Scratch, get, has_sandboxes, keyed, transcript};
 
 /// SplitMix64: the same seed gives the same kills.
 struct Random(u64);
@@ -49,7 +49,7 @@ async fn x1_killed_at_random_again_and_again_the_run_ends_as_if_nothing_had_been
     let whole = started.elapsed().as_millis() as u64;
     let mut kills = 0;
     while kills < 15 {
-        let data = tempfile::tempdir().unwrap();
+        let data = Scratch::new();
         let mut seen = Vec::new();
         // Three kills of one run.
         for _ in 0..3 {
@@ -81,7 +81,7 @@ async fn a_server_killed_with_several_sandboxes_leaves_the_next_a_clean_host() {
     if !has_sandboxes(NAME) {
         return;
     }
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let data = std::fs::canonicalize(data.path()).unwrap();
     let server = Server::start(&data).await;
     let mut client = server.client().await;
@@ -195,7 +195,7 @@ async fn a_sandbox_that_dies_under_its_tool_costs_an_attempt_and_nothing_else() 
     if !has_sandboxes("a_sandbox_that_dies_under_its_tool_costs_an_attempt_and_nothing_else") {
         return;
     }
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let server = Server::start(data.path()).await;
     let mut client = server.client().await;
     let run = client
@@ -250,7 +250,7 @@ async fn n4_a_drained_server_leaves_its_run_to_the_next() {
     if !has_sandboxes("n4_a_drained_server_leaves_its_run_to_the_next") {
         return;
     }
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let server = Server::start(data.path()).await;
     let mut client = server.client().await;
     let run = client

@@ -6,7 +6,7 @@ use exuvia::api::proto::{self, SandboxState, exec_ended::Cause, exec_event};
 
 use crate::support::hand::{Running, attach, create, eventually, get, kill, one, plain, run, shell, span, start};
 use crate::support::server::Server;
-use crate::support::{Sandboxes, has_sandboxes, host};
+use crate::support::{Sandboxes, Scratch, has_sandboxes, host};
 
 /// A command that outlives its client.
 fn kept(id: &str, script: &str) -> proto::ExecStart {
@@ -52,7 +52,7 @@ async fn t10_a_command_goes_on_over_three_kills_of_its_server() {
     if !has_sandboxes("t10_a_command_goes_on_over_three_kills_of_its_server") {
         return;
     }
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let mut server = Server::start(data.path()).await;
     let mut client = server.sandboxes().await;
     let id = create(&mut client, plain()).await.sandbox_id;
@@ -88,7 +88,7 @@ async fn t10_a_flood_of_output_survives_the_kill_of_its_server() {
     if !has_sandboxes("t10_a_flood_of_output_survives_the_kill_of_its_server") {
         return;
     }
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let mut server = Server::start(data.path()).await;
     let mut client = server.sandboxes().await;
     let id = create(&mut client, plain()).await.sandbox_id;
@@ -118,7 +118,7 @@ async fn t10_a_command_that_ended_while_no_server_ran_is_still_told() {
     if !has_sandboxes("t10_a_command_that_ended_while_no_server_ran_is_still_told") {
         return;
     }
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let server = Server::start(data.path()).await;
     let mut client = server.sandboxes().await;
     let id = create(&mut client, plain()).await.sandbox_id;
@@ -163,7 +163,7 @@ async fn t10_what_cannot_be_taken_over_is_gone_within_five_seconds() {
     if !has_sandboxes("t10_what_cannot_be_taken_over_is_gone_within_five_seconds") {
         return;
     }
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let server = Server::start(data.path()).await;
     let mut client = server.sandboxes().await;
     let short = proto::CreateSandboxRequest {
@@ -215,7 +215,7 @@ async fn t13_real_pauses_lose_no_byte() {
     if !has_sandboxes("t13_real_pauses_lose_no_byte") {
         return;
     }
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let server = Server::start_as(data.path(), &["--pool", "default=1..2", "--on-shutdown", "end"]).await;
     let mut client = server.sandboxes().await;
     let id = create(&mut client, plain()).await.sandbox_id;

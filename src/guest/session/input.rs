@@ -94,7 +94,12 @@ impl Session<'_> {
                 self.pending.clear();
                 break;
             };
-            match stdin.write(self.pending.as_slices().0) {
+            let piece = self.pending.as_slices().0;
+            let written = match &mut self.keys {
+                Some(keys) => keys.write(stdin, piece),
+                None => stdin.write(piece),
+            };
+            match written {
                 Ok(length) => {
                     self.pending.drain(..length);
                     taken += length;

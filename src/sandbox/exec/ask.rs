@@ -64,7 +64,7 @@ impl<'a> Asked<'a> {
             generation: wire::GENERATION,
             kind: Some(kind),
         };
-        wire::encode(&request, &mut frame).map_err(|error| place.lost(error.to_string()))?;
+        wire::encode_request(&request, &mut frame).map_err(|error| place.lost(error.to_string()))?;
         let mut stream = place.backend.connect(&place.sandbox).await?;
         stream
             .write_all(&frame)

@@ -194,7 +194,7 @@ pub(super) async fn open(place: &Place, kind: request::Kind) -> Result<Opened, R
         generation: wire::GENERATION,
         kind: Some(kind),
     };
-    wire::encode(&message, &mut frame).map_err(|error| {
+    wire::encode_request(&message, &mut frame).map_err(|error| {
         Refused::Other(Error::NotStarted {
             code: "limit".to_owned(),
             message: format!("the command with its arguments and environment is too large: {error}"),
