@@ -58,7 +58,7 @@ struct Job {
 
 /// What came of a snapshot: also where it was taken, its processes may stand still now.
 struct Shot {
-    snapshot: Result<(Snapshot, Option<SnapshotId>), Error>,
+    taken: Result<(Snapshot, Option<SnapshotId>), Error>,
     thawed: Result<(), sandbox::Error>,
 }
 
@@ -365,7 +365,7 @@ impl Driver {
                 true => sandbox.freeze().await,
                 false => Ok(()),
             };
-            let snapshot = match still {
+            let taken = match still {
                 Ok(()) => trees.snapshot(directory, index).await.map_err(Error::from),
                 Err(error) => Err(error.into()),
             };
@@ -374,8 +374,10 @@ impl Driver {
                 true => sandbox.thaw().await,
                 false => Ok(()),
             };
-            let snapshot = snapshot.map(|snapshot| (snapshot, None));
-            Shot { snapshot, thawed }
+            Shot {
+                taken: taken.map(|taken| (taken, None)),
+                thawed,
+            }
         })
     }
 
@@ -386,38 +388,40 @@ impl Driver {
         let (directory, index) = (made.directory.workspace(), made.index.clone());
         let data_dir = self.fleet.maker.data_dir().to_owned();
         let (lease, id, at) = (self.lease.clone(), self.member.id.clone(), self.member.clock.now());
-        let taken = async move {
-            let draft = blocking(move || Draft::begin(&data_dir)).await?;
-            let still = sandbox.checkpoint(draft.dir()).await?;
-            let taken = trees.snapshot(directory, index).await;
-            drop(still);
-            let taken = taken?;
-            let shape = Shape {
-                backend: lease.backend,
-                image: lease.spec.image,
-                isolation: lease.spec.isolation,
-                limits: lease.spec.limits,
-                mounts: lease.spec.mounts,
-                seccomp: lease.seccomp,
-            };
-            let kept = Kept::new((id, at), lease.policy_name, shape, lease.env, taken.revision);
-            let snapshot = blocking(move || draft.finish(&kept)).await?;
-            Ok((taken, Some(snapshot)))
-        };
         Box::pin(async move {
-            let (snapshot, thawed) = (taken.await, Ok(()));
-            Shot { snapshot, thawed }
+            let taken = async {
+                let draft = blocking(move || Draft::begin(&data_dir)).await?;
+                let still = sandbox.checkpoint(draft.dir()).await?;
+                let taken = trees.snapshot(directory, index).await;
+                drop(still);
+                let taken = taken?;
+                let shape = Shape {
+                    backend: lease.backend,
+                    image: lease.spec.image,
+                    isolation: lease.spec.isolation,
+                    limits: lease.spec.limits,
+                    mounts: lease.spec.mounts,
+                    seccomp: lease.seccomp,
+                };
+                let kept = Kept::new((id, at), lease.policy_name, shape, lease.env, taken.revision);
+                let snapshot = blocking(move || draft.finish(&kept)).await?;
+                Ok::<_, Error>((taken, Some(snapshot)))
+            };
+            Shot {
+                taken: taken.await,
+                thawed: Ok(()),
+            }
         })
     }
 
-    async fn taken(&self, taken: Shot, by: &str, made: &mut Made) -> Result<Taken, Error> {
+    async fn taken(&self, shot: Shot, by: &str, made: &mut Made) -> Result<Taken, Error> {
         self.member.activity.touch();
-        let taken = match (taken.snapshot, taken.thawed) {
-            (snapshot, Ok(())) => snapshot,
-            (snapshot, Err(error)) => {
+        let taken = match (shot.taken, shot.thawed) {
+            (taken, Ok(())) => taken,
+            (taken, Err(error)) => {
                 // It stands still, and is to be seen so: Resume tries again.
                 self.note(Event::ThawFailed);
-                snapshot.and(Err(error.into()))
+                taken.and(Err(error.into()))
             }
         };
         let (outcome, details) = match &taken {

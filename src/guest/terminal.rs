@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
-use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::sys::termios::{LocalFlags, SpecialCharacterIndices, tcgetattr};
 
@@ -34,7 +33,7 @@ pub fn make(size: TerminalSize) -> io::Result<(OwnedFd, OwnedFd)> {
 pub fn resize(master: &impl AsFd, size: TerminalSize) -> io::Result<()> {
     set_size(master, size)?;
     if is_half(master) {
-        tree::signal_all(Signal::SIGWINCH as i32, &HashSet::new());
+        tree::signal_all(libc::SIGWINCH, &HashSet::new());
     }
     Ok(())
 }
