@@ -56,8 +56,11 @@ for round in $(seq "$rounds"); do
         say "  data directories removed"
     fi
     say "  doctor finds: $(doctor "$work/none" | tr ';' '\n' | sed 's/`[^`]*`/…/g; s/(.*)//' | sort | uniq -c | tr -s '\n ' ' ')"
-    for data in "$work"/tmp/*/; do
-        if [ -e "$data/sandboxes" ]; then doctor "$data" --fix >/dev/null; fi
+    # Each data directory that is still there: those of the tests, and what the suite of the docker backend has in the build's folder.
+    doctor "$work/none" | grep -o 'of `[^`]*`' | cut -d'`' -f2 | sort -u | while read -r data; do
+        case $data/ in
+            "$work"/* | "$CARGO_TARGET_DIR"/*) if [ -d "$data" ]; then doctor "$data" --fix >/dev/null; fi ;;
+        esac
     done
     # What a next server would have gone on with, had its data directory stayed, and what may have been in the making.
     rm -rf --one-file-system "$work/tmp" 2>/dev/null || true
