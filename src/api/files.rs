@@ -151,12 +151,7 @@ fn change(change: Change) -> proto::FileChange {
     }
 }
 
-async fn on_record<T>(
-    visit: &Visit,
-    action: &str,
-    result: &Result<T, sandbox::Error>,
-    mut details: serde_json::Value,
-) {
+async fn on_record<T>(visit: &Visit, action: &str, result: &Result<T, sandbox::Error>, mut details: serde_json::Value) {
     let outcome = match result {
         Ok(_) => "ok",
         Err(error) => {

@@ -133,7 +133,9 @@ fn check_environment(env: &BTreeMap<String, String>) -> Result<(), Error> {
             return Err(Error::Invalid(format!("`env`: the value of {name:?} holds a NUL")));
         }
         if name.len() + value.len() > MOST_VARIABLE {
-            return Err(Error::Invalid(format!("`env`: {name:?} has more than {MOST_VARIABLE} bytes")));
+            return Err(Error::Invalid(format!(
+                "`env`: {name:?} has more than {MOST_VARIABLE} bytes"
+            )));
         }
     }
     let bytes: usize = env.iter().map(|(name, value)| name.len() + value.len() + 2).sum();

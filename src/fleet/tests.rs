@@ -228,6 +228,25 @@ async fn t11_expiry_during_a_command_ends_its_stream() {
     assert_eq!(words, ["on\n", "sandbox_expired"]);
 }
 
+/// T12: a file call that its sandbox's end cuts short tells of that end, and one that lost its guest otherwise of that.
+#[tokio::test(start_paused = true)]
+async fn t12_a_call_that_lost_its_guest_tells_how_the_sandbox_ended() {
+    let bed = Bed::new(Config::default()).await;
+    let made = bed.fleet.create(ask(), None).await.unwrap();
+    let visit = bed.fleet.visit(made.id.as_str(), "").unwrap();
+    let lost = || crate::sandbox::Error::GuestLost {
+        sandbox: made.id.clone(),
+        reason: "it hung up".into(),
+    };
+    assert!(visit.over().is_none());
+    assert_eq!(visit.failed(lost()).await.reason(), "SANDBOX_LOST");
+    let kill = bed.fleet.kill(made.id.as_str(), "carol".into(), String::new());
+    let (told, killed) = tokio::join!(visit.failed(lost()), kill);
+    killed.unwrap();
+    assert_eq!(told.reason(), "SANDBOX_KILLED");
+    assert_eq!(visit.over().unwrap().reason(), "SANDBOX_KILLED");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_sandbox_that_goes_away_by_itself_is_lost_or_was_out_of_memory() {
     let bed = Bed::new(Config::default()).await;

@@ -155,7 +155,9 @@ async fn what_a_client_may_not_name_is_refused_before_anything_is_made() {
             ..plain()
         },
         proto::CreateSandboxRequest {
-            env: (0..100).map(|number| (format!("A{number}"), "b".repeat(100 << 10))).collect(),
+            env: (0..100)
+                .map(|number| (format!("A{number}"), "b".repeat(100 << 10)))
+                .collect(),
             ..plain()
         },
         proto::CreateSandboxRequest {

@@ -81,6 +81,18 @@ async fn stop_and_go_on(case: &Case, command: Command) {
     assert!(matches!(exec.ended().await.cause, Cause::Exited { .. }));
 }
 
+/// Within a line, where one Ctrl-D would only hand the line over, as well as at its beginning.
+pub async fn a_terminal_has_an_end_of_input(case: &Case) {
+    for text in ["a line\n", "half of one"] {
+        let exec = case.sandbox.exec(Command::new(["cat"]).terminal(SIZE)).await.unwrap();
+        exec.input(text.as_bytes()).await.unwrap();
+        exec.control().close_input().await.unwrap();
+        let ended = tokio::time::timeout(Duration::from_secs(10), exec.finish(100)).await;
+        let ended = ended.unwrap_or_else(|_| panic!("no end after {text:?}")).ended;
+        assert_eq!(ended.cause, Cause::Exited { code: 0 }, "{text:?}");
+    }
+}
+
 /// One that listens on a port and sends everything back, twice.
 const ECHO: &str = r#"use IO::Socket::INET; my $s = IO::Socket::INET->new(LocalAddr => "127.0.0.1", LocalPort => 8123,
     Listen => 5, ReuseAddr => 1) or die; while (my $c = $s->accept) { my $all = ""; while (sysread $c, my $b, 65536) { $all .= $b }
