@@ -17,7 +17,7 @@ use crate::policy::BudgetOverrides;
 use crate::run::event::{Call, Entry, Event, Limit, Outcome};
 use crate::run::service::{Submission, View};
 use crate::run::state::Used;
-use crate::sandbox::ImageRef;
+use crate::sandbox::{BackendName, ImageRef};
 use crate::task::Model;
 use crate::workspace::{InvalidId, Revision};
 
@@ -436,6 +436,12 @@ pub(super) fn image(field: &str, text: &str) -> Result<ImageRef, Status> {
     })
 }
 
+/// Which backend is meant; `field` is what the client wrote it in.
+pub(super) fn backend(field: &str, name: &str) -> Result<BackendName, Status> {
+    clap::ValueEnum::from_str(name, false)
+        .map_err(|_| invalid(format!("`{field}`: `{name}` is no backend: it is `oci` or `docker`")))
+}
+
 /// What a client may not choose, since it would reach with the server's rights where the client's do not: files of the
 /// host as image, policy or key, and an address of its own for the server's key.
 fn check_reach(task: &proto::Task) -> Result<(), Status> {
@@ -496,9 +502,8 @@ pub fn submission(task: proto::Task) -> Result<Submission, Status> {
         labels: task.labels.into_iter().collect(),
         image: some(task.image).map(|text| image("task.image", &text)).transpose()?,
         backend: some(task.backend)
-            .map(|name| clap::ValueEnum::from_str(&name, false))
-            .transpose()
-            .map_err(|error| parsed("backend", error))?,
+            .map(|name| backend("task.backend", &name))
+            .transpose()?,
         trace: some(task.trace_id)
             .map(|trace| trace.parse())
             .transpose()
@@ -606,5 +611,18 @@ mod tests {
         ] {
             assert!(image("image", bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_backend_that_is_none_is_told_with_those_that_are() {
+        assert_eq!(backend("backend", "docker").unwrap(), BackendName::Docker);
+        let refused = backend("task.backend", "kata").unwrap_err();
+        assert_eq!(
+            (refused.code(), refused.message()),
+            (
+                tonic::Code::InvalidArgument,
+                "`task.backend`: `kata` is no backend: it is `oci` or `docker`"
+            )
+        );
     }
 }

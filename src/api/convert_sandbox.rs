@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tonic::Status;
 
-use super::convert::{duration, duration_in, image, person, time, workspace};
+use super::convert::{backend, duration, duration_in, image, person, time, workspace};
 use super::proto;
 use super::status::invalid;
 use crate::clock::Timestamp;
@@ -48,9 +48,8 @@ pub fn ask(request: proto::CreateSandboxRequest) -> Result<Ask, Status> {
         }),
         image: some(request.image).map(|text| image("image", &text)).transpose()?,
         backend: some(request.backend)
-            .map(|name| clap::ValueEnum::from_str(&name, false))
-            .transpose()
-            .map_err(|error| parsed("backend", error))?,
+            .map(|name| backend("backend", &name))
+            .transpose()?,
         env: request.env.into_iter().collect(),
         labels,
         ttl: duration_in(request.ttl, "ttl")?,

@@ -73,6 +73,7 @@ enum Action {
     #[command(after_help = exec::NOTES)]
     Exec(Box<At<exec::Exec>>),
     /// Go on with a command that runs or has ended lately: its output from an offset, then what it does.
+    #[command(after_help = exec::ATTACH_NOTES)]
     Attach(At<exec::Attach>),
     /// List the commands of a sandbox: those that run, and those that ended lately.
     Ps(At<exec::Ps>),

@@ -95,7 +95,8 @@ impl Ask {
         let ttl = self.ttl.unwrap_or(most);
         if ttl.is_zero() || ttl > most {
             return Err(Error::Invalid(format!(
-                "`ttl` is between a moment and the wall time of the policy, {}",
+                "`ttl` is more than nothing and at most the `wall_time` of policy `{}`, {}",
+                self.policy,
                 humantime::format_duration(most)
             )));
         }

@@ -381,6 +381,8 @@ class Cells:
 
     def run(self, text, name):
         lines = text.splitlines(True)
+        if lines and not lines[-1].endswith("\n"):
+            lines[-1] += "\n"  # as in a file: `traceback` counts on it where it puts its carets
         linecache.cache[name] = (len(text), None, lines, name)
         tree = ast.parse(text, name)
         last = None
