@@ -120,12 +120,17 @@ impl Language {
     /// What interrupts its code.
     ///
     /// Node changes the owner of SIGINT when a cell begins to wait; a SIGINT in that moment goes unseen, or kills. So a signal comes
-    /// first that a cell which waits takes and everything else ignores, and SIGINT only for code that still runs then.
+    /// first that a cell which waits takes and everything else ignores, and SIGINT only for code that still runs then. A program that
+    /// Bash has forked and not yet executed takes no notice of SIGINT, and Bash waits for it.
     pub(super) fn interrupts(self) -> Interrupts {
         match self {
-            Self::Python | Self::Bash => Interrupts {
+            Self::Python => Interrupts {
                 first: libc::SIGINT,
                 then: None,
+            },
+            Self::Bash => Interrupts {
+                first: libc::SIGINT,
+                then: Some((Duration::from_millis(500), libc::SIGINT)),
             },
             Self::Node => Interrupts {
                 first: libc::SIGURG,
