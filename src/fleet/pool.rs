@@ -93,6 +93,8 @@ struct Shelf {
 struct ShelfState {
     parked: VecDeque<Made>,
     in_making: usize,
+    /// After one that could not be made.
+    paused_until: Option<Instant>,
     last_taken: Option<Instant>,
     is_closed: bool,
 }
@@ -161,28 +163,18 @@ impl WarmPool {
                     Wanted::Now(at) if making.len() < MAKERS => {
                         let begun = self.begin(at);
                         let maker = maker.clone();
-                        making.spawn(async move { begun.make(&maker).await });
+                        making.spawn(async move { begun.run(&maker).await });
                     }
                     // Goes on when one is made.
                     Wanted::Now(_) | Wanted::Nothing => break Duration::from_secs(86_400),
                     Wanted::In(time) => break time,
                 }
             };
-            let made = tokio::select! {
-                () = stop.cancelled() => continue,
-                () = self.0.taken.notified() => continue,
-                Some(made) = making.join_next() => made,
-                () = tokio::time::sleep(wait) => continue,
-            };
-            let reason = match made {
-                Ok(Ok(())) => continue,
-                Ok(Err(error)) => crate::error::chain(&error),
-                Err(broken) => broken.to_string(),
-            };
-            tracing::warn!(error = reason, "no sandbox could be made ahead");
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = tokio::time::sleep(PAUSE) => {}
+                () = self.0.taken.notified() => {}
+                Some(_) = making.join_next() => {}
+                () = tokio::time::sleep(wait) => {}
             }
         }
         // Each runs to its end: nothing is left half made.
@@ -196,12 +188,24 @@ impl WarmPool {
             let state = shelf.state();
             let there = state.parked.len() + state.in_making;
             let quiet = state.last_taken.map_or(QUIET, |at| at.elapsed());
+            let sooner = |left: Duration| Some(soonest.map_or(left, |soonest| soonest.min(left)));
+            // One shape that cannot be made holds up no other.
+            if let Some(pause) = state
+                .paused_until
+                .and_then(|end| end.checked_duration_since(Instant::now()))
+                && !pause.is_zero()
+            {
+                if there < *shelf.count.end() {
+                    soonest = sooner(pause);
+                }
+                continue;
+            }
             if 2 * there < *shelf.count.start() || (there < *shelf.count.end() && quiet >= QUIET) {
                 return Wanted::Now(at);
             }
             if there < *shelf.count.end() {
                 let left = QUIET.saturating_sub(quiet).max(Duration::from_millis(1));
-                soonest = Some(soonest.map_or(left, |soonest| soonest.min(left)));
+                soonest = sooner(left);
             }
         }
         soonest.map_or(Wanted::Nothing, Wanted::In)
@@ -247,7 +251,17 @@ struct Begun {
 }
 
 impl Begun {
-    async fn make(self, maker: &Maker) -> Result<(), Error> {
+    async fn run(self, maker: &Maker) {
+        let made = self.make(maker).await;
+        let shelf = &self.pool.shelves[self.at];
+        shelf.state().paused_until = made.is_err().then(|| Instant::now() + PAUSE);
+        if let Err(error) = made {
+            let error = crate::error::chain(&error);
+            tracing::warn!(image = %shelf.shape.image, error, "no sandbox could be made ahead");
+        }
+    }
+
+    async fn make(&self, maker: &Maker) -> Result<(), Error> {
         let shelf = &self.pool.shelves[self.at];
         let mut made = maker.make(SandboxId::random(), &shelf.shape).await?;
         let ready = async {

@@ -296,6 +296,32 @@ async fn what_cannot_be_ended_is_tried_again_and_keeps_its_place_until_then() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_shape_that_cannot_be_made_holds_up_no_other() {
+    let config = Config {
+        stocks: vec!["default=4".parse().unwrap(), "strict=1".parse().unwrap()],
+        ..Config::default()
+    };
+    let bed = Bed::new(config).await;
+    // As many as are made at once, all of the first shape.
+    for _ in 0..2 {
+        bed.fake.fail_next(Call::Create, "told to");
+    }
+    let begun = tokio::time::Instant::now();
+    bed.fleet.fill_pool();
+    let mut order = Vec::new();
+    while order.len() < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        for (shelf, parked) in bed.fleet.parked().into_iter().enumerate() {
+            if parked > 0 && !order.iter().any(|(seen, _)| *seen == shelf) {
+                order.push((shelf, begun.elapsed() < Duration::from_secs(1)));
+            }
+        }
+    }
+    // The first waits for its pause, the second for nothing. (The clock stands still but for what sleeps.)
+    assert_eq!(order, [(1, true), (0, false)]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pool_is_filled_ahead_and_hands_out_what_lives_once() {
     let config = Config {
         stocks: vec!["default=2..4".parse().unwrap()],
