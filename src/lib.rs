@@ -143,6 +143,8 @@ pub mod process;
 pub mod run;
 #[cfg(feature = "host")]
 pub mod sandbox;
+#[cfg(all(test, feature = "host"))]
+mod scratch;
 #[cfg(feature = "host")]
 pub mod secret;
 #[cfg(all(test, feature = "host"))]
