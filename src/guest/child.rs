@@ -254,21 +254,15 @@ impl Plan {
                     }
                 }
                 Err(Errno::EACCES) => denied = Some(candidate),
-                Err(Errno::E2BIG) => {
+                // gVisor says ENAMETOOLONG of arguments that are too large.
+                Err(errno @ (Errno::E2BIG | Errno::ENAMETOOLONG))
+                    if errno == Errno::E2BIG || is_a_name(candidate.as_bytes()) =>
+                {
                     let message = "the command with its arguments and environment is too large";
                     return fault("too_large", message.to_owned(), Some(Errno::E2BIG));
                 }
                 Err(errno @ (Errno::ENOMEM | Errno::EAGAIN)) => {
                     let message = format!("could not execute `{}`: {}", shown(candidate.as_bytes()), errno.desc());
-                    return fault("limit", message, Some(errno));
-                }
-                // What gVisor says of arguments that are too large.
-                Err(errno @ Errno::ENAMETOOLONG) if is_a_name(candidate.as_bytes()) => {
-                    let message = format!(
-                        "could not execute `{}`: {}",
-                        shown(candidate.as_bytes()),
-                        Errno::E2BIG.desc()
-                    );
                     return fault("limit", message, Some(errno));
                 }
                 Err(errno) => {

@@ -271,7 +271,7 @@ pub async fn arguments_up_to_the_kernels_limit(case: &Case) {
     );
     for count in [40, 64] {
         match case.sandbox.exec(command(count)).await {
-            Err(Error::NotStarted { code, .. }) => assert_eq!(code, "limit"),
+            Err(Error::NotStarted { code, .. }) => assert_eq!(code, "too_large"),
             other => panic!("it should not start: {other:?}"),
         }
     }
