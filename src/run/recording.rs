@@ -193,14 +193,11 @@ impl Service {
             return Err(Error::Unfinished.into());
         }
         let task = crate::task::Task::from_value(spec)?;
-        let (revision, mut entries, mut checkpoints) = (
-            checkpoints.len() as u64 - 1,
-            entries.into_iter(),
-            checkpoints.into_iter(),
-        );
+        let (mut entries, mut checkpoints) = (entries.into_iter(), checkpoints.into_iter());
         let (Some(first), Some(checkpoint)) = (entries.next(), checkpoints.next()) else {
             return Err(Error::Empty.into());
         };
+        let revision = checkpoints.len() as u64;
         let record = RunRecord {
             task: TaskId::random(),
             run: RunId::random(),

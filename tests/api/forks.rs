@@ -90,12 +90,25 @@ async fn an_exported_run_comes_in_again_whole_and_under_ids_of_its_own() {
     };
     let refused = there.fork(fork(&imported.run_id)).await.unwrap_err();
     assert_eq!(refused.code(), Code::NotFound, "{refused:?}");
-    let here = client.import(stream::iter(chunks)).await.unwrap().into_inner();
+    let here = client.import(stream::iter(chunks.clone())).await.unwrap().into_inner();
     let child = client.fork(fork(&here.run_id)).await.unwrap().into_inner();
     assert_eq!(child.parent_run_id, here.run_id);
     let broken = stream::iter([proto::RecordingChunk { data: b"{}".to_vec() }]);
     let refused = client.import(broken).await.unwrap_err();
     assert_eq!(why(&refused), (Code::FailedPrecondition, "RECORDING".to_owned()));
+    // Whole but for its checkpoints, without which nothing says where it stood.
+    let whole: Vec<u8> = chunks.into_iter().flat_map(|chunk| chunk.data).collect();
+    let whole = String::from_utf8(whole).unwrap();
+    let lines = whole
+        .split_inclusive('\n')
+        .filter(|line| !line.contains("\"line\":\"checkpoint\""));
+    let data: String = lines.collect();
+    assert!(data.len() < whole.len());
+    let bare = stream::iter([proto::RecordingChunk {
+        data: data.into_bytes(),
+    }]);
+    let refused = client.import(bare).await.unwrap_err();
+    assert_eq!(why(&refused), (Code::InvalidArgument, "RECORDING".to_owned()));
 }
 
 /// A pause at once: no sandbox is held by a run that stands still, and it goes on when it is let.
