@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio_stream::StreamExt;
+use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
@@ -380,19 +380,28 @@ async fn pull(
     revision: Option<u64>,
     context: &Context,
 ) -> Result<Exit, Error> {
-    let fail = |error: std::io::Error| Error::of(Kind::Unavailable, &error);
-    let mut chunks = client
+    let chunks = client
         .get_workspace(proto::GetWorkspaceRequest { id, revision })
         .await?
         .into_inner();
+    save(chunks.map(|chunk| Ok(chunk?.data)), output, context).await
+}
+
+/// Writes a stream of bytes to a file, or to stdout for `-`.
+async fn save(
+    mut pieces: impl Stream<Item = Result<Vec<u8>, Status>> + Unpin,
+    output: &Path,
+    context: &Context,
+) -> Result<Exit, Error> {
+    let fail = |error: std::io::Error| Error::of(Kind::Unavailable, &error);
     let is_stdout = output == Path::new("-");
     let mut to: Box<dyn Write> = match is_stdout {
         true => Box::new(std::io::stdout().lock()),
         false => Box::new(std::fs::File::create(output).map_err(fail)?),
     };
     let mut bytes = 0;
-    while let Some(chunk) = chunks.next().await {
-        let data = chunk?.data;
+    while let Some(piece) = pieces.next().await {
+        let data = piece?;
         bytes += data.len();
         to.write_all(&data).map_err(fail)?;
     }

@@ -254,10 +254,7 @@ impl Plan {
                     }
                 }
                 Err(Errno::EACCES) => denied = Some(candidate),
-                // gVisor says ENAMETOOLONG of arguments that are too large.
-                Err(errno @ (Errno::E2BIG | Errno::ENAMETOOLONG))
-                    if errno == Errno::E2BIG || is_a_name(candidate.as_bytes()) =>
-                {
+                Err(errno) if says_too_large(errno, candidate.as_bytes()) => {
                     let message = "the command with its arguments and environment is too large";
                     return fault("too_large", message.to_owned(), Some(Errno::E2BIG));
                 }
@@ -280,6 +277,11 @@ impl Plan {
             None => fault("program_not_found", format!("no program `{name}`"), Some(Errno::ENOENT)),
         }
     }
+}
+
+/// Whether the arguments are what was too large. gVisor says ENAMETOOLONG of them, as every kernel does of a path.
+fn says_too_large(errno: Errno, path: &[u8]) -> bool {
+    errno == Errno::E2BIG || (errno == Errno::ENAMETOOLONG && is_a_name(path))
 }
 
 /// Whether the kernel takes a path of this length.

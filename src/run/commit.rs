@@ -1,11 +1,14 @@
-//! The one transaction that takes a run forward: entry, checkpoint, audit records (requirement E12). Pure.
+//! The one transaction that takes a run forward: entry, checkpoint, audit records (requirement E12); and the one that begins a
+//! run. Pure.
 
 use super::event::{Entry, FORMAT_VERSION};
 use super::session::Session;
 use super::state::{self, Denied, State};
 use super::trail;
 use crate::audit;
-use crate::store::{Checkpoint, Commit, RunRecord};
+use crate::ids::{RunId, SessionId, TaskId, TraceId};
+use crate::store::{Base, Checkpoint, Commit, NewTask, RunRecord};
+use crate::task::Task;
 
 /// Where a run is before the entry.
 #[derive(Debug)]
@@ -15,6 +18,51 @@ pub struct Position<'a> {
     pub session: &'a Session,
     pub revision: u64,
     pub policy_hash: &'a str,
+}
+
+/// A new run of `task`, under new ids; `state` is the one after its `first` entry. With a `parent` it goes on from there.
+pub fn beginning(task: &Task, first: Entry, state: &State, trace: TraceId, parent: Option<(RunId, Base)>) -> NewTask {
+    let (parent, base) = parent.unzip();
+    let record = RunRecord {
+        task: TaskId::random(),
+        run: RunId::random(),
+        session: SessionId::random(),
+        trace,
+        parent,
+        base,
+        state: state.public().to_owned(),
+        is_terminal: false,
+        seq: first.seq,
+        revision: base.map_or(0, |base| base.revision + 1),
+        fence: 0,
+        owner: None,
+        created_at: first.at,
+        updated_at: first.at,
+        labels: task.labels.clone(),
+    };
+    let checkpoint = checkpoint(&first, state, record.revision, &task.policy_hash);
+    NewTask {
+        spec: task.to_value(),
+        idempotency: None,
+        audit: trail::records(&record, &Session::default(), &first),
+        first,
+        checkpoint,
+        recorded: None,
+        record,
+    }
+}
+
+/// Of the state after `entry`.
+fn checkpoint(entry: &Entry, state: &State, revision: u64, policy_hash: &str) -> Checkpoint {
+    Checkpoint {
+        format_version: FORMAT_VERSION,
+        revision,
+        seq: entry.seq,
+        tree: state.workspace.tree,
+        policy_hash: policy_hash.to_owned(),
+        state: serde_json::to_value(state).expect("a state is plain data"),
+        at: entry.at,
+    }
 }
 
 /// The state after `entry`, and the transaction that makes it so; nothing has happened before that is durable.
@@ -28,15 +76,8 @@ pub fn prepare(
     consumed: Vec<u64>,
 ) -> Result<(State, Commit), Denied> {
     let (next, _) = state::step(at.state, &entry)?;
-    let checkpoint = entry.event.completes_step().then(|| Checkpoint {
-        format_version: FORMAT_VERSION,
-        revision: at.revision + 1,
-        seq: entry.seq,
-        tree: next.workspace.tree,
-        policy_hash: at.policy_hash.to_owned(),
-        state: serde_json::to_value(&next).expect("a state is plain data"),
-        at: entry.at,
-    });
+    let completes = entry.event.completes_step();
+    let checkpoint = completes.then(|| checkpoint(&entry, &next, at.revision + 1, at.policy_hash));
     // What ran comes before the entry that tells how it ended.
     let mut records = audit;
     records.extend(trail::records(at.record, at.session, &entry));

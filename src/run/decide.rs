@@ -6,12 +6,13 @@ use std::collections::HashSet;
 use super::Error;
 use super::event::{Call, Event};
 use super::session::Session;
-use super::state::{self, State};
+use super::state::{self, Effect, State};
 use crate::clock::Timestamp;
 use crate::error::Fault;
 use crate::ids::{ApprovalId, TaskId};
 use crate::model::{self, Message};
 use crate::policy::{self, Decision, Policy, Request, Verdict};
+use crate::store::Signal;
 use crate::task::Task;
 use crate::tool::registry::{Builtin, Registry};
 use crate::tool::{self, ToolResult};
@@ -89,12 +90,51 @@ impl Rules {
 
 /// A person's decision, as it came in.
 #[derive(Debug, Clone)]
-pub struct Answer {
+struct Answer {
     /// `None` = the only open one.
-    pub approval: Option<ApprovalId>,
-    pub approved: bool,
-    pub by: String,
-    pub reason: String,
+    approval: Option<ApprovalId>,
+    approved: bool,
+    by: String,
+    reason: String,
+}
+
+/// The entry that a signal makes; `None` when it answers no open approval. Whether it can happen now the machine says.
+pub fn heard(rules: &Rules, state: &State, session: &Session, signal: Signal, now: Timestamp) -> Option<Event> {
+    match signal {
+        Signal::Pause { by, reason, now } => Some(Event::PauseRequested { by, reason, now }),
+        Signal::Resume { by } => Some(Event::Resumed { by }),
+        Signal::Cancel { by, reason } => Some(Event::CancelRequested { by, reason }),
+        Signal::Decide {
+            approval,
+            approved,
+            by,
+            reason,
+        } => {
+            let given = Answer {
+                approval,
+                approved,
+                by,
+                reason,
+            };
+            answer(rules, state, session, given, now)
+        }
+    }
+}
+
+/// The entry that an effect makes by itself; `None` for one that takes time.
+///
+/// # Errors
+/// [`Error::NoCall`], which would be a defect of the machine.
+pub fn at_once(rules: &Rules, state: &State, session: &Session, effect: &Effect) -> Result<Option<Event>, Error> {
+    match effect {
+        Effect::Decide { step } => decide(rules, state, session, *step).map(Some),
+        Effect::Start { step, approval } => start(rules, state, session, *step, approval).map(Some),
+        Effect::Probe { step, attempt } => unknown(rules, state, session, *step, *attempt).map(Some),
+        Effect::End { outcome } => Ok(Some(Event::Ended {
+            outcome: outcome.clone(),
+        })),
+        Effect::CallModel { .. } | Effect::RunTool { .. } | Effect::RunCheck { .. } => Ok(None),
+    }
 }
 
 /// Asks the policy about a pending call.
@@ -198,7 +238,7 @@ pub fn unknown(rules: &Rules, state: &State, session: &Session, step: u32, attem
 }
 
 /// The entry that a decision makes; `None` when there is no such open approval.
-pub fn answer(rules: &Rules, state: &State, session: &Session, answer: Answer, now: Timestamp) -> Option<Event> {
+fn answer(rules: &Rules, state: &State, session: &Session, answer: Answer, now: Timestamp) -> Option<Event> {
     let open = state.open_approvals();
     let (step, approval) = match &answer.approval {
         Some(wanted) => open.into_iter().find(|(_, approval)| *approval == wanted)?,

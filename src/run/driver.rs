@@ -24,7 +24,7 @@ use super::session::Session;
 use super::state::{self, Effect, State};
 use super::{Error, commit, decide};
 use crate::ids::RunId;
-use crate::store::{Owner, RunRecord, Signal};
+use crate::store::{Owner, RunRecord};
 
 /// A run that stood still for longer looks again before it goes on.
 pub const STALE_AFTER: Duration = Duration::from_secs(6 * 3600);
@@ -170,27 +170,7 @@ impl Driver {
             wanted
         });
         for effect in due {
-            let instant = match &effect {
-                Effect::Decide { step } => Some(decide::decide(&self.job.rules, &self.state, &self.session, *step)?),
-                Effect::Start { step, approval } => Some(decide::start(
-                    &self.job.rules,
-                    &self.state,
-                    &self.session,
-                    *step,
-                    approval,
-                )?),
-                Effect::Probe { step, attempt } => Some(decide::unknown(
-                    &self.job.rules,
-                    &self.state,
-                    &self.session,
-                    *step,
-                    *attempt,
-                )?),
-                Effect::End { outcome } => Some(Event::Ended {
-                    outcome: outcome.clone(),
-                }),
-                Effect::CallModel { .. } | Effect::RunTool { .. } | Effect::RunCheck { .. } => None,
-            };
+            let instant = decide::at_once(&self.job.rules, &self.state, &self.session, &effect)?;
             if let Some(event) = instant {
                 self.commit(event, Vec::new(), Vec::new()).await?;
                 return Ok(true);
@@ -231,28 +211,8 @@ impl Driver {
             if self.state.is_terminal() {
                 break;
             }
-            let event = match pending.signal {
-                Signal::Pause { by, reason, now } => Some(Event::PauseRequested { by, reason, now }),
-                Signal::Resume { by } => Some(Event::Resumed { by }),
-                Signal::Cancel { by, reason } => Some(Event::CancelRequested { by, reason }),
-                Signal::Decide {
-                    approval,
-                    approved,
-                    by,
-                    reason,
-                } => decide::answer(
-                    &self.job.rules,
-                    &self.state,
-                    &self.session,
-                    decide::Answer {
-                        approval,
-                        approved,
-                        by,
-                        reason,
-                    },
-                    self.now(),
-                ),
-            };
+            let now = self.now();
+            let event = decide::heard(&self.job.rules, &self.state, &self.session, pending.signal, now);
             // What cannot happen here any more (a resume of what is no longer paused) is dropped.
             let event = event.filter(|event| state::step(&self.state, &self.entry(event.clone())).is_ok());
             match event {

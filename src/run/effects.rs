@@ -25,13 +25,23 @@ use crate::tool::{Effect as ToolEffect, ToolResult};
 use crate::workspace::Revision;
 
 /// Attempts at one model call before the run fails.
-pub const MODEL_ATTEMPTS: u32 = 5;
+const MODEL_ATTEMPTS: u32 = 5;
 /// Attempts at one tool call, or check, whose sandbox was lost.
-pub const SANDBOX_ATTEMPTS: u32 = 3;
+const SANDBOX_ATTEMPTS: u32 = 3;
 /// How long making a sandbox with its workspace may take.
 const OPENING: Duration = Duration::from_secs(300);
 /// How long taking a workspace in may take.
 const SNAPSHOT: Duration = Duration::from_secs(300);
+
+/// Whether a model call that failed is made again, after `failures` of its kind.
+pub fn has_another_model_call(is_retryable: bool, failures: u32) -> bool {
+    is_retryable && failures + 1 < MODEL_ATTEMPTS
+}
+
+/// Whether what lost its sandbox is tried again, after `failures` of its kind.
+pub fn has_another_try(is_retryable: bool, failures: u32) -> bool {
+    is_retryable && failures + 1 < SANDBOX_ATTEMPTS
+}
 
 /// What all runs of a service share.
 #[derive(Debug)]
@@ -204,7 +214,7 @@ impl Job {
             }
             Err(error) => {
                 let fault = Fault::of(error.code(), error.kind(), &error);
-                let retry_in = (fault.retryable && failures + 1 < MODEL_ATTEMPTS).then(|| {
+                let retry_in = has_another_model_call(fault.retryable, failures).then(|| {
                     let backoff = Duration::from_secs(1 << failures.min(5));
                     backoff.max(error.retry_after().unwrap_or_default())
                 });
@@ -370,7 +380,7 @@ struct Attempt {
 impl Attempt {
     /// What a try that could not be made tells, and whether there is another.
     fn lost(&self, error: &bench::Error) -> (Fault, bool) {
-        let retry = error.kind().is_retryable() && self.failures + 1 < SANDBOX_ATTEMPTS;
+        let retry = has_another_try(error.kind().is_retryable(), self.failures);
         (Fault::of(error.code(), error.kind(), error), retry)
     }
 }

@@ -5,11 +5,9 @@
 //! Nothing that the parent was allowed carries over: the policy is read anew, and calls that waited are decided anew.
 
 use super::event::{Entry, Event, FORMAT_VERSION, Forked};
-use super::session::Session;
-use super::{Error, Service, state, trail};
-use crate::ids::{RunId, SessionId, TaskId};
+use super::{Error, Service, commit, state};
 use crate::policy::Policies;
-use crate::store::{Base, Checkpoint, Created, NewTask, RunRecord};
+use crate::store::{Base, Created, RunRecord};
 use crate::task::Task;
 
 /// What a fork is to be.
@@ -68,44 +66,17 @@ impl Service {
                 parent.run, checkpoint.revision
             )));
         };
-        let record = RunRecord {
-            task: TaskId::random(),
-            run: RunId::random(),
-            session: SessionId::random(),
-            trace: parent.trace.clone(),
-            parent: Some(parent.run.clone()),
-            base: Some(Base {
-                seq: checkpoint.seq,
-                revision: checkpoint.revision,
-            }),
-            state: next.public().to_owned(),
-            is_terminal: false,
-            seq: first.seq,
-            revision: checkpoint.revision + 1,
-            fence: 0,
-            owner: None,
-            created_at: at,
-            updated_at: at,
-            labels: task.labels.clone(),
+        let base = Base {
+            seq: checkpoint.seq,
+            revision: checkpoint.revision,
         };
-        let checkpoint = Checkpoint {
-            format_version: FORMAT_VERSION,
-            revision: record.revision,
-            seq: first.seq,
-            tree: next.workspace.tree,
-            policy_hash: task.policy_hash.clone(),
-            state: serde_json::to_value(&next).expect("a state is plain data"),
-            at,
-        };
-        let new = NewTask {
-            spec: task.to_value(),
-            idempotency: None,
-            audit: trail::records(&record, &Session::default(), &first),
+        let new = commit::beginning(
+            &task,
             first,
-            checkpoint,
-            recorded: None,
-            record,
-        };
+            &next,
+            parent.trace.clone(),
+            Some((parent.run.clone(), base)),
+        );
         match store.create(new).await? {
             Created::New(record) | Created::Known(record) => Ok(record),
         }

@@ -10,14 +10,14 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::decide::{self, Rules};
-use super::effects::{MODEL_ATTEMPTS, SANDBOX_ATTEMPTS};
+use super::effects::{has_another_model_call, has_another_try};
 use super::event::{Entry, Event, FORMAT_VERSION};
 use super::recording::Recording;
 use super::session::Session;
 use super::state::{self, Effect, State};
 use super::{Error, driver};
 use crate::ids::TaskId;
-use crate::model::{Message, ToolCall};
+use crate::model::ToolCall;
 
 /// Where today's machine goes another way.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -158,7 +158,7 @@ impl Replay {
                     name: call.tool,
                     arguments: call.arguments,
                 });
-                let calls = self.rules.number(step, asked.collect(), &self.messages());
+                let calls = self.rules.number(step, asked.collect(), &self.session.messages());
                 Ok(Event::ModelReplied {
                     step,
                     attempt,
@@ -175,7 +175,7 @@ impl Replay {
                 retry_in,
             } => {
                 self.due_call(&due, step, attempt).ok_or_else(instead)?;
-                let again = fault.retryable && state.failures(step) + 1 < MODEL_ATTEMPTS;
+                let again = has_another_model_call(fault.retryable, state.failures(step));
                 Ok(Event::ModelFailed {
                     step,
                     attempt,
@@ -222,7 +222,7 @@ impl Replay {
                 step, attempt, fault, ..
             } => {
                 wanted(Effect::RunTool { step, attempt })?;
-                let retry = fault.retryable && state.failures(step) + 1 < SANDBOX_ATTEMPTS;
+                let retry = has_another_try(fault.retryable, state.failures(step));
                 Ok(Event::ToolLost {
                     step,
                     attempt,
@@ -252,7 +252,7 @@ impl Replay {
                 step, attempt, fault, ..
             } => {
                 wanted(Effect::RunCheck { step, attempt })?;
-                let retry = fault.retryable && state.failures(step) + 1 < SANDBOX_ATTEMPTS;
+                let retry = has_another_try(fault.retryable, state.failures(step));
                 Ok(Event::CheckLost {
                     step,
                     attempt,
@@ -280,10 +280,6 @@ impl Replay {
     fn due_call(&self, due: &[Effect], step: u32, attempt: u32) -> Option<()> {
         let is_it = |effect: &Effect| matches!(effect, Effect::CallModel { step: s, attempt: a, .. } if (*s, *a) == (step, attempt));
         due.iter().any(is_it).then_some(())
-    }
-
-    fn messages(&self) -> Vec<Message> {
-        self.session.messages()
     }
 }
 

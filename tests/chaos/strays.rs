@@ -1,7 +1,7 @@
 //! What outlives a killed server and no start of a server would find (promise 7): `exuvia doctor --fix`, run from anywhere, does.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -66,6 +66,15 @@ async fn of_killed_server(data: &Path) -> String {
     id
 }
 
+/// A data directory that went under a running sandbox whose server is dead, and that sandbox.
+async fn of_gone_directory(scratch: &Scratch) -> (PathBuf, String) {
+    let data = std::fs::canonicalize(scratch.path()).unwrap().join("data");
+    let id = of_killed_server(&data).await;
+    removed(&data);
+    assert!(init_of(&id).is_some(), "it runs on");
+    (data, id)
+}
+
 /// As somebody cleans up a folder for temporary files: all goes but what is mounted.
 fn removed(data: &Path) {
     let mut rm = Command::new("rm");
@@ -89,10 +98,7 @@ async fn what_outlives_its_data_directory_is_found_and_ended_by_doctor() {
     }
     let _alone = alone();
     let scratch = Scratch::new();
-    let data = std::fs::canonicalize(scratch.path()).unwrap().join("data");
-    let id = of_killed_server(&data).await;
-    removed(&data);
-    assert!(init_of(&id).is_some(), "it runs on");
+    let (data, id) = of_gone_directory(&scratch).await;
     let told = doctor(&[]).await;
     assert!(told.contains(&id) && told.contains(data.to_str().unwrap()), "{told}");
     assert!(init_of(&id).is_some(), "looking ends nothing");
@@ -109,9 +115,7 @@ async fn a_sandbox_whose_claim_is_lost_too_is_known_by_its_guest() {
     }
     let _alone = alone();
     let scratch = Scratch::new();
-    let data = std::fs::canonicalize(scratch.path()).unwrap().join("data");
-    let id = of_killed_server(&data).await;
-    removed(&data);
+    let (data, id) = of_gone_directory(&scratch).await;
     for base in claims_of(&data) {
         std::fs::remove_file(format!("/run/exuvia/identities/{base}")).unwrap();
     }

@@ -1,9 +1,7 @@
 //! `exuvia task fork`, `export`, `import`: children of runs, and runs as files.
 
-use std::io::Write;
 use std::path::Path;
 
-use serde_json::json;
 use tokio_stream::StreamExt;
 
 use super::{Client, show};
@@ -61,25 +59,8 @@ pub async fn fork(mut client: Client, args: Args, context: &Context) -> Result<E
 }
 
 pub async fn export(mut client: Client, id: String, output: &Path, context: &Context) -> Result<Exit, Error> {
-    let fail = |error: std::io::Error| Error::of(Kind::Unavailable, &error);
-    let mut chunks = client.export(proto::GetRequest { id }).await?.into_inner();
-    let is_stdout = output == Path::new("-");
-    let mut to: Box<dyn Write> = match is_stdout {
-        true => Box::new(std::io::stdout().lock()),
-        false => Box::new(std::fs::File::create(output).map_err(fail)?),
-    };
-    let mut bytes = 0;
-    while let Some(chunk) = chunks.next().await {
-        let data = chunk?.data;
-        bytes += data.len();
-        to.write_all(&data).map_err(fail)?;
-    }
-    to.flush().map_err(fail)?;
-    if !is_stdout {
-        let text = format!("{bytes} bytes in {}", output.display());
-        context.finish(&json!({ "file": output, "bytes": bytes }), &text);
-    }
-    Ok(Exit::Ok)
+    let chunks = client.export(proto::GetRequest { id }).await?.into_inner();
+    super::save(chunks.map(|chunk| Ok(chunk?.data)), output, context).await
 }
 
 pub async fn import(mut client: Client, file: &Path, context: &Context) -> Result<Exit, Error> {

@@ -24,7 +24,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::ids::RunId;
 use crate::model::{Assistant, Finish, Message, Reply, ToolCall, Usage};
 use crate::run::commit::{self, Position};
-use crate::run::decide::{self, Answer, Rules};
+use crate::run::decide::{self, Rules};
 use crate::run::event::{Entry, Event, FORMAT_VERSION, Outcome};
 use crate::run::session::Session;
 use crate::run::state::{self, Effect, State};
@@ -350,25 +350,13 @@ impl Sim {
             return;
         }
         if let Some(pending) = now(self.store.inbox(&self.run)).unwrap().into_iter().next() {
-            let event = match pending.signal {
-                Signal::Pause { by, reason, now } => Some(Event::PauseRequested { by, reason, now }),
-                Signal::Resume { by } => Some(Event::Resumed { by }),
-                Signal::Cancel { by, reason } => Some(Event::CancelRequested { by, reason }),
-                Signal::Decide {
-                    approval,
-                    approved,
-                    by,
-                    reason,
-                } => {
-                    let answer = Answer {
-                        approval,
-                        approved,
-                        by,
-                        reason,
-                    };
-                    decide::answer(self.rules, &worker.state, &worker.session, answer, self.clock.now())
-                }
-            };
+            let event = decide::heard(
+                self.rules,
+                &worker.state,
+                &worker.session,
+                pending.signal,
+                self.clock.now(),
+            );
             let event = event.filter(|event| state::step(&worker.state, &self.entry(worker, event.clone())).is_ok());
             match event {
                 Some(event) => self.send(which, event, vec![pending.id]),
@@ -387,16 +375,11 @@ impl Sim {
         }
         let due = state::due(&worker.state);
         for effect in &due {
-            let (state, session) = (&worker.state, &worker.session);
-            let instant = match effect {
-                Effect::Decide { step } => decide::decide(self.rules, state, session, *step).unwrap(),
-                Effect::Start { step, approval } => decide::start(self.rules, state, session, *step, approval).unwrap(),
-                Effect::End { outcome } => Event::Ended {
-                    outcome: outcome.clone(),
-                },
-                Effect::CallModel { .. } | Effect::RunTool { .. } | Effect::RunCheck { .. } | Effect::Probe { .. } => {
-                    continue;
-                }
+            // A probe is let take its time here.
+            let is_slow = matches!(effect, Effect::Probe { .. });
+            let made = decide::at_once(self.rules, &worker.state, &worker.session, effect).unwrap();
+            let Some(instant) = made.filter(|_| !is_slow) else {
+                continue;
             };
             return self.send(which, instant, Vec::new());
         }
