@@ -145,7 +145,14 @@ mod tests {
         ] {
             assert_eq!(closed(address), Some(block), "{address}");
         }
-        for address in ["93.184.216.34", "1.1.1.1", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "2a00::1"] {
+        for address in [
+            "93.184.216.34",
+            "1.1.1.1",
+            "172.32.0.1",
+            "100.128.0.1",
+            "2606:4700::1111",
+            "2a00::1",
+        ] {
             assert_eq!(closed(address), None, "{address}");
         }
     }
@@ -155,8 +162,17 @@ mod tests {
     fn a_carried_address_has_to_pass_too() {
         let nat64_alone = |address: &str| check(address.parse().unwrap(), |_, block| block.name == "nat64");
         assert_eq!(nat64_alone("64:ff9b::5db8:d822"), Ok(()));
-        assert_eq!(nat64_alone("64:ff9b::a9fe:a9fe").map_err(|block| block.name), Err("link-local"));
-        let teredo = check("2001:0:5db8:d822::f5ff:fffe".parse().unwrap(), |_, block| block.name == "protocol");
-        assert_eq!(teredo.map_err(|block| block.name), Err("private"), "the client is 10.0.0.1");
+        assert_eq!(
+            nat64_alone("64:ff9b::a9fe:a9fe").map_err(|block| block.name),
+            Err("link-local")
+        );
+        let teredo = check("2001:0:5db8:d822::f5ff:fffe".parse().unwrap(), |_, block| {
+            block.name == "protocol"
+        });
+        assert_eq!(
+            teredo.map_err(|block| block.name),
+            Err("private"),
+            "the client is 10.0.0.1"
+        );
     }
 }

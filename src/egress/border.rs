@@ -188,6 +188,8 @@ impl Inner {
 
 impl fmt::Debug for Border {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Border").field("usage", &self.usage()).finish_non_exhaustive()
+        f.debug_struct("Border")
+            .field("usage", &self.usage())
+            .finish_non_exhaustive()
     }
 }

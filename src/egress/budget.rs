@@ -115,19 +115,31 @@ impl Meter {
     /// Counts a request or a connection as one of this second.
     pub fn request(&self) -> Result<(), RuleId> {
         self.left()?;
-        if self.requests.take() { Ok(()) } else { Err(builtin::BUDGET_REQUESTS) }
+        if self.requests.take() {
+            Ok(())
+        } else {
+            Err(builtin::BUDGET_REQUESTS)
+        }
     }
 
     pub fn query(&self) -> Result<(), RuleId> {
-        if self.queries.take() { Ok(()) } else { Err(builtin::BUDGET_QUERIES) }
+        if self.queries.take() {
+            Ok(())
+        } else {
+            Err(builtin::BUDGET_QUERIES)
+        }
     }
 
     pub fn sent(&self, bytes: u64) -> Result<(), RuleId> {
-        spend(&self.sent, self.budgets.sent, bytes).then_some(()).ok_or(builtin::BUDGET_SENT)
+        spend(&self.sent, self.budgets.sent, bytes)
+            .then_some(())
+            .ok_or(builtin::BUDGET_SENT)
     }
 
     pub fn received(&self, bytes: u64) -> Result<(), RuleId> {
-        spend(&self.received, self.budgets.received, bytes).then_some(()).ok_or(builtin::BUDGET_RECEIVED)
+        spend(&self.received, self.budgets.received, bytes)
+            .then_some(())
+            .ok_or(builtin::BUDGET_RECEIVED)
     }
 
     /// Whether bytes and time are left.
@@ -229,13 +241,19 @@ mod tests {
         assert_eq!([meter.request(), meter.request()], [Ok(()), Ok(())]);
         assert_eq!(meter.request(), Err(builtin::BUDGET_REQUESTS));
         tokio::time::advance(Duration::from_millis(500)).await;
-        assert_eq!([meter.request(), meter.request()], [Ok(()), Err(builtin::BUDGET_REQUESTS)]);
+        assert_eq!(
+            [meter.request(), meter.request()],
+            [Ok(()), Err(builtin::BUDGET_REQUESTS)]
+        );
         assert_eq!([meter.query(), meter.query()], [Ok(()), Err(builtin::BUDGET_QUERIES)]);
         tokio::time::advance(Duration::from_secs(60)).await;
         assert_eq!(meter.request(), Err(builtin::BUDGET_TIME));
         drop(second);
         assert_eq!([meter.sent(10), meter.sent(1)], [Ok(()), Err(builtin::BUDGET_SENT)]);
-        assert_eq!([meter.received(11), meter.connect()], [Err(builtin::BUDGET_RECEIVED), Err(builtin::BUDGET_SENT)]);
+        assert_eq!(
+            [meter.received(11), meter.connect()],
+            [Err(builtin::BUDGET_RECEIVED), Err(builtin::BUDGET_SENT)]
+        );
     }
 
     #[tokio::test(start_paused = true)]

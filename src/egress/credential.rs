@@ -34,7 +34,9 @@ pub struct Unavailable(#[source] pub Box<dyn std::error::Error + Send + Sync>);
 impl CredentialSource for CredentialRef {
     /// Reads a small local file or a variable each time.
     async fn fetch(&self) -> Result<Fetched, Unavailable> {
-        let value = self.resolve().map_err(|error: secret::Error| Unavailable(error.into()))?;
+        let value = self
+            .resolve()
+            .map_err(|error: secret::Error| Unavailable(error.into()))?;
         Ok(Fetched { value, version: None })
     }
 }
@@ -130,8 +132,16 @@ impl Credential {
 /// Looks for what would let one credential pass for another.
 pub(super) fn check(credentials: &[Credential]) -> Vec<BadCredential> {
     const OF_THE_CONNECTION: [&str; 10] = [
-        "connection", "content-length", "expect", "host", "keep-alive", "proxy-authorization", "te", "trailer",
-        "transfer-encoding", "upgrade",
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "keep-alive",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
     ];
     let mut problems = Vec::new();
     for (at, one) in credentials.iter().enumerate() {
@@ -155,8 +165,12 @@ pub(super) fn check(credentials: &[Credential]) -> Vec<BadCredential> {
             }
         }
         let same = |other: &&Credential| {
-            other.host == one.host && other.port == one.port && other.place.header() == one.place.header()
-                && other.methods == one.methods && other.paths == one.paths && one.place.header().is_some()
+            other.host == one.host
+                && other.port == one.port
+                && other.place.header() == one.place.header()
+                && other.methods == one.methods
+                && other.paths == one.paths
+                && one.place.header().is_some()
         };
         if credentials[..at].iter().any(|other| same(&other)) {
             problems.push(BadCredential::Place(name()));

@@ -91,7 +91,10 @@ impl Through {
         };
         let mut head = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n");
         if let Some(basic) = &self.basic {
-            head += &format!("Proxy-Authorization: Basic {}\r\n", STANDARD.encode(basic.expose_secret()));
+            head += &format!(
+                "Proxy-Authorization: Basic {}\r\n",
+                STANDARD.encode(basic.expose_secret())
+            );
         }
         head += "\r\n";
         stream.write_all(head.as_bytes()).await?;

@@ -157,7 +157,13 @@ async fn answer<S: Stream>(stream: &mut S, status: &str, headers: &str, body: &s
 }
 
 /// Answers a request that could not be read, and records it.
-pub(super) async fn refuse_framing<S: Stream>(inner: &std::sync::Arc<Inner>, channel: Channel, host: &[u8], stream: &mut S, bad: Violation) {
+pub(super) async fn refuse_framing<S: Stream>(
+    inner: &std::sync::Arc<Inner>,
+    channel: Channel,
+    host: &[u8],
+    stream: &mut S,
+    bad: Violation,
+) {
     let mut case = Case::new(inner, channel, host, 0);
     let rule = match bad {
         Violation::Tls => builtin::NESTED_TUNNEL,
@@ -194,7 +200,11 @@ async fn next<S: Stream>(stream: &mut Rewind<S>) -> io::Result<Next> {
             Err(bad) => return Ok(Next::Bad(bad)),
         }
         if stream.read_buf(&mut held).await? == 0 {
-            return Ok(if held.is_empty() { Next::End } else { Next::Bad(Violation::Cut) });
+            return Ok(if held.is_empty() {
+                Next::End
+            } else {
+                Next::Bad(Violation::Cut)
+            });
         }
     }
 }
@@ -226,7 +236,11 @@ async fn connect<S: Stream>(inner: &std::sync::Arc<Inner>, head: &Head, mut stre
     let agrees = match (&split, head.host.as_deref().map(split_authority)) {
         (Ok((_, Some(_))), None) => Ok(()),
         // Some clients leave the port out of `Host`.
-        (Ok((host, port @ Some(_))), Some(Ok((said, said_port)))) if *host == said && (said_port.is_none() || said_port == *port) => Ok(()),
+        (Ok((host, port @ Some(_))), Some(Ok((said, said_port))))
+            if *host == said && (said_port.is_none() || said_port == *port) =>
+        {
+            Ok(())
+        }
         (Ok((_, None)), _) => Err((builtin::HOST_FORM, "the tunnel has no port".to_owned())),
         (Ok(_), Some(_)) => Err((builtin::SAME_NAME, "`Host` is another than the tunnel's".to_owned())),
         (Err(bad), _) => Err((builtin::HOST_FORM, bad.to_string())),
@@ -275,5 +289,13 @@ async fn socks_door(inner: &std::sync::Arc<Inner>, stream: impl Stream) {
 async fn transparent(inner: &std::sync::Arc<Inner>, original: SocketAddr, stream: impl Stream) {
     let host = original.ip().to_string();
     let stream = Rewind::new(Vec::new(), stream);
-    tunnel::run(inner, Channel::Transparent, host.as_bytes(), original.port(), stream, Speech::None).await;
+    tunnel::run(
+        inner,
+        Channel::Transparent,
+        host.as_bytes(),
+        original.port(),
+        stream,
+        Speech::None,
+    )
+    .await;
 }

@@ -82,7 +82,11 @@ pub fn parse(bytes: &[u8]) -> Result<Option<Hello>, BadHello> {
 }
 
 fn more(bytes: &[u8]) -> Result<Option<Hello>, BadHello> {
-    if bytes.len() > MAX_HELLO { Err(BadHello::TooLong) } else { Ok(None) }
+    if bytes.len() > MAX_HELLO {
+        Err(BadHello::TooLong)
+    } else {
+        Ok(None)
+    }
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -95,7 +99,10 @@ impl<'a> Reader<'a> {
     }
 
     fn number(&mut self, width: usize) -> Result<usize, BadHello> {
-        Ok(self.take(width)?.iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte)))
+        Ok(self
+            .take(width)?
+            .iter()
+            .fold(0, |sum, byte| sum << 8 | usize::from(*byte)))
     }
 
     /// A vector with its length in front.
@@ -220,7 +227,10 @@ pub(super) mod tests {
     #[test]
     fn the_name_is_found_however_it_is_cut() {
         let hello = hello_of("api.example.com", &["h2", "http/1.1"]);
-        let expected = Some((Some("api.example.com".to_owned()), vec![b"h2".to_vec(), b"http/1.1".to_vec()]));
+        let expected = Some((
+            Some("api.example.com".to_owned()),
+            vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+        ));
         assert_eq!(seen(&hello), expected);
         for size in [1, 7, 100, 255] {
             assert_eq!(seen(&in_records_of(&hello, size)), expected, "{size}");
@@ -228,7 +238,11 @@ pub(super) mod tests {
         for cut in 0..hello.len() {
             assert_eq!(parse(&hello[..cut]), Ok(None), "{cut}");
         }
-        assert_eq!(seen(&hello_of("10.0.0.1", &[])), Some((None, vec![])), "an address is no server name");
+        assert_eq!(
+            seen(&hello_of("10.0.0.1", &[])),
+            Some((None, vec![])),
+            "an address is no server name"
+        );
     }
 
     /// T20: hidden names, several names, and no TLS at all.
@@ -236,15 +250,34 @@ pub(super) mod tests {
     fn what_hides_or_doubles_the_name_is_refused() {
         let hello = hello_of("api.example.com", &[]);
         let plain = hello_of("10.0.0.1", &[]);
-        assert_eq!(parse(&with_extension(&hello, 0xfe0d, &[0; 40])), Err(BadHello::Encrypted));
-        assert_eq!(parse(&with_extension(&hello, 0xffce, &[0; 40])), Err(BadHello::Encrypted));
-        assert_eq!(parse(&with_extension(&hello, 0, b"\0\x04\0\0\x01a")), Err(BadHello::Broken), "twice");
-        assert_eq!(parse(&with_extension(&plain, 0, b"\0\x08\0\0\x01a\0\0\x01b")), Err(BadHello::Names));
+        assert_eq!(
+            parse(&with_extension(&hello, 0xfe0d, &[0; 40])),
+            Err(BadHello::Encrypted)
+        );
+        assert_eq!(
+            parse(&with_extension(&hello, 0xffce, &[0; 40])),
+            Err(BadHello::Encrypted)
+        );
+        assert_eq!(
+            parse(&with_extension(&hello, 0, b"\0\x04\0\0\x01a")),
+            Err(BadHello::Broken),
+            "twice"
+        );
+        assert_eq!(
+            parse(&with_extension(&plain, 0, b"\0\x08\0\0\x01a\0\0\x01b")),
+            Err(BadHello::Names)
+        );
         assert_eq!(
             parse(&with_extension(&plain, 0, b"\0\x06\0\0\x03a\0b")),
             Err(BadHello::Name(BadHost::Byte(0)))
         );
-        for other in [&b"GET / HTTP/1.1\r\n"[..], b"SSH-2.0-x", b"\x15\x03\x01\0\x02", b"\x16\x02\0", &[0]] {
+        for other in [
+            &b"GET / HTTP/1.1\r\n"[..],
+            b"SSH-2.0-x",
+            b"\x15\x03\x01\0\x02",
+            b"\x16\x02\0",
+            &[0],
+        ] {
             assert_eq!(parse(other), Err(BadHello::NotTls), "{other:?}");
         }
         assert_eq!(parse(&[22, 3, 1, 0, 0]), Err(BadHello::Broken));

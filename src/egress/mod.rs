@@ -37,6 +37,8 @@ pub mod roots;
 pub mod rules;
 pub mod socks;
 pub mod stream;
+#[cfg(test)]
+mod tests;
 mod tunnel;
 
 pub use border::{Border, Door, Error, Limits, Settings};

@@ -103,9 +103,8 @@ impl Host {
         if name.len() > MAX_NAME {
             return Err(BadHost::TooLong);
         }
-        let is_label = |label: &str| {
-            (1..=MAX_LABEL).contains(&label.len()) && !label.starts_with('-') && !label.ends_with('-')
-        };
+        let is_label =
+            |label: &str| (1..=MAX_LABEL).contains(&label.len()) && !label.starts_with('-') && !label.ends_with('-');
         if !name.split('.').all(is_label) {
             return Err(BadHost::Label);
         }
@@ -227,8 +226,19 @@ mod tests {
     #[test]
     fn an_address_in_another_spelling_is_nothing() {
         let spelt = [
-            "2130706433", "017700000001", "0x7f000001", "0x7f.1", "127.1", "0177.0.0.1", "127.0.0.01", "127.0.0.1.",
-            "1.2.3.4.5", "0x", "example.0x1f", "example.1", "300.1.1.1",
+            "2130706433",
+            "017700000001",
+            "0x7f000001",
+            "0x7f.1",
+            "127.1",
+            "0177.0.0.1",
+            "127.0.0.01",
+            "127.0.0.1.",
+            "1.2.3.4.5",
+            "0x",
+            "example.0x1f",
+            "example.1",
+            "300.1.1.1",
         ];
         for text in spelt {
             assert_eq!(parse(text), Err(BadHost::Spelling), "{text}");
@@ -244,10 +254,25 @@ mod tests {
     #[test]
     fn bytes_outside_the_alphabet_end_it() {
         assert_eq!(Host::parse(b"evil.com\0.example.com"), Err(BadHost::Byte(0)));
-        for (text, byte) in [("a b", b' '), ("a_b.com", b'_'), ("a/b", b'/'), ("a@b", b'@'), ("a%00", b'%'), ("ex\u{e4}", 0xc3)] {
+        for (text, byte) in [
+            ("a b", b' '),
+            ("a_b.com", b'_'),
+            ("a/b", b'/'),
+            ("a@b", b'@'),
+            ("a%00", b'%'),
+            ("ex\u{e4}", 0xc3),
+        ] {
             assert_eq!(parse(text), Err(BadHost::Byte(byte)), "{text}");
         }
-        for text in [".", "..", ".a", "a..b", "a.-b", "a-.b", &format!("{}.com", "a".repeat(64))] {
+        for text in [
+            ".",
+            "..",
+            ".a",
+            "a..b",
+            "a.-b",
+            "a-.b",
+            &format!("{}.com", "a".repeat(64)),
+        ] {
             assert_eq!(parse(text), Err(BadHost::Label), "{text}");
         }
         let long = vec!["a"; 127].join(".");

@@ -22,7 +22,10 @@ struct Wanted {
 /// Exact names, ports, methods and paths; no star for a host. What was no host, or is a question to DNS alone, needs no rule.
 pub fn propose(decisions: &[Decision]) -> Vec<Rule> {
     let mut hosts: BTreeMap<(Host, u16), Wanted> = BTreeMap::new();
-    for decision in decisions.iter().filter(|decision| decision.channel != Channel::Dns && decision.port != 0) {
+    for decision in decisions
+        .iter()
+        .filter(|decision| decision.channel != Channel::Dns && decision.port != 0)
+    {
         let Ok(host) = Host::parse(decision.host.as_bytes()) else {
             continue;
         };
@@ -30,13 +33,18 @@ pub fn propose(decisions: &[Decision]) -> Vec<Rule> {
         match (&decision.method, &decision.path) {
             (Some(method), Some(path)) => {
                 wanted.methods.insert(method.clone());
-                wanted.paths.insert(path.split('?').next().unwrap_or_default().to_owned());
+                wanted
+                    .paths
+                    .insert(path.split('?').next().unwrap_or_default().to_owned());
                 wanted.plain |= decision.channel == Channel::Http;
             }
             _ => wanted.whole = true,
         }
     }
-    hosts.into_iter().map(|((host, port), wanted)| rule(host, port, wanted)).collect()
+    hosts
+        .into_iter()
+        .map(|((host, port), wanted)| rule(host, port, wanted))
+        .collect()
 }
 
 fn rule(host: Host, port: u16, wanted: Wanted) -> Rule {
@@ -67,10 +75,13 @@ fn patterns(paths: &BTreeSet<String>) -> Vec<PathPattern> {
     match literal {
         Some(patterns) if paths.len() <= MOST_PATHS => patterns,
         Some(_) => {
-            let common = paths.iter().skip(1).fold(paths.first().map_or("", String::as_str), |common, path| {
-                let same = common.bytes().zip(path.bytes()).take_while(|(a, b)| a == b).count();
-                &common[..(0..=same).rev().find(|at| common.is_char_boundary(*at)).unwrap_or(0)]
-            });
+            let common = paths
+                .iter()
+                .skip(1)
+                .fold(paths.first().map_or("", String::as_str), |common, path| {
+                    let same = common.bytes().zip(path.bytes()).take_while(|(a, b)| a == b).count();
+                    &common[..(0..=same).rev().find(|at| common.is_char_boundary(*at)).unwrap_or(0)]
+                });
             let folder = &common[..common.rfind('/').map_or(0, |at| at + 1)];
             folder.parse().into_iter().collect()
         }
@@ -118,16 +129,39 @@ mod tests {
             wanted(Channel::Dns, "d.example", 0, Some(("A", ""))),
             wanted(Channel::Connect, "not\\x00host", 443, None),
         ];
-        decisions.extend((0..20).map(|n| wanted(Channel::Connect, "e.example", 443, Some(("GET", &format!("/simple/p{n}/"))))));
+        decisions.extend((0..20).map(|n| {
+            wanted(
+                Channel::Connect,
+                "e.example",
+                443,
+                Some(("GET", &format!("/simple/p{n}/"))),
+            )
+        }));
         let rules = propose(&decisions);
         let ids: Vec<&str> = rules.iter().map(|rule| rule.id.as_str()).collect();
-        assert_eq!(ids, ["a.example:443", "b.example:443", "c.example:80", "e.example:443", "1.2.3.4:22"]);
+        assert_eq!(
+            ids,
+            [
+                "a.example:443",
+                "b.example:443",
+                "c.example:80",
+                "e.example:443",
+                "1.2.3.4:22"
+            ]
+        );
         let rules = Rules::compile(rules).unwrap();
         let allows = |host: &str, port: u16, method: &str, path: &str| {
             let host = Host::parse(host.as_bytes()).unwrap();
             let path = Path::of(path);
             let http = Some(Http { method, path: &path });
-            rules.decide(Request { host: &host, port, http }).action == Action::Allow
+            rules
+                .decide(Request {
+                    host: &host,
+                    port,
+                    http,
+                })
+                .action
+                == Action::Allow
         };
         assert!(allows("a.example", 443, "PUT", "/any") && allows("b.example", 443, "POST", "/x"));
         assert!(!allows("b.example", 443, "DELETE", "/x") && !allows("b.example", 443, "GET", "/z"));

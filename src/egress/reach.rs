@@ -53,7 +53,9 @@ impl Inner {
         }
         if let Some(leak) = self.leaks.find(host) {
             case.decision.credential = Some(leak.to_owned());
-            return Err(Stopped::Denied(case.deny(builtin::PLACEHOLDER_LEAK, "a placeholder stands in the name")));
+            return Err(Stopped::Denied(
+                case.deny(builtin::PLACEHOLDER_LEAK, "a placeholder stands in the name"),
+            ));
         }
         let host = match Host::parse(host) {
             // One of our own answers: the name that it was given for is meant.
@@ -126,7 +128,11 @@ impl Inner {
 
     fn check(&self, address: IpAddr, port: u16) -> Result<(), (RuleId, String)> {
         let plain = address.to_canonical();
-        if self.off_limits.iter().any(|net| net.contains(&address) || net.contains(&plain)) {
+        if self
+            .off_limits
+            .iter()
+            .any(|net| net.contains(&address) || net.contains(&plain))
+        {
             return Err((builtin::OFF_LIMITS, format!("`{address}` is off limits on this host")));
         }
         match self.rules.check_address(address, port) {
@@ -172,7 +178,12 @@ impl AsyncWrite for Metered {
         }
         let written = ready!(Pin::new(&mut self.inner).poll_write(cx, bytes))?;
         self.tally.sent.fetch_add(written as u64, Ordering::AcqRel);
-        Poll::Ready(self.meter.sent(written as u64).map(|()| written).map_err(|rule| self.cut(rule)))
+        Poll::Ready(
+            self.meter
+                .sent(written as u64)
+                .map(|()| written)
+                .map_err(|rule| self.cut(rule)),
+        )
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

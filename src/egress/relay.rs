@@ -45,7 +45,11 @@ pub(super) async fn relay(mut client: impl Stream, mut outside: impl Stream, idl
             if !down_done {
                 down_done = down.poll(cx, &mut outside, &mut client)?.is_ready();
             }
-            if up_done && down_done { Poll::Ready(Ok::<_, io::Error>(())) } else { Poll::Pending }
+            if up_done && down_done {
+                Poll::Ready(Ok::<_, io::Error>(()))
+            } else {
+                Poll::Pending
+            }
         });
         tokio::select! {
             done = both => return done,

@@ -24,5 +24,9 @@ pub fn system(extra: &[CertificateDer<'static>]) -> Result<RootCertStore, BadRoo
     for root in extra {
         roots.add(root.clone()).map_err(BadRoots::Extra)?;
     }
-    if roots.is_empty() { Err(BadRoots::None) } else { Ok(roots) }
+    if roots.is_empty() {
+        Err(BadRoots::None)
+    } else {
+        Ok(roots)
+    }
 }

@@ -105,7 +105,9 @@ pub(super) async fn greet<S: Stream>(stream: &mut S) -> Result<Asked, Bad> {
 }
 
 pub(super) async fn reply<S: Stream>(stream: &mut S, reply: Reply) -> std::io::Result<()> {
-    stream.write_all(&[VERSION, reply as u8, 0, 1, 0, 0, 0, 0, 0, 0]).await?;
+    stream
+        .write_all(&[VERSION, reply as u8, 0, 1, 0, 0, 0, 0, 0, 0])
+        .await?;
     stream.flush().await
 }
 
@@ -117,9 +119,23 @@ mod tests {
 
     #[test]
     fn names_and_addresses_are_read() {
-        let asked = |host: &[u8], port: u16, length: usize| Ok(Some((Asked { host: host.to_vec(), port }, length)));
-        assert_eq!(request(b"\x05\x01\0\x03\x09a.example\x01\xbbmore"), asked(b"a.example", 443, 16));
-        assert_eq!(request(b"\x05\x01\0\x01\x7f\0\0\x01\0\x50"), asked(b"127.0.0.1", 80, 10));
+        let asked = |host: &[u8], port: u16, length: usize| {
+            Ok(Some((
+                Asked {
+                    host: host.to_vec(),
+                    port,
+                },
+                length,
+            )))
+        };
+        assert_eq!(
+            request(b"\x05\x01\0\x03\x09a.example\x01\xbbmore"),
+            asked(b"a.example", 443, 16)
+        );
+        assert_eq!(
+            request(b"\x05\x01\0\x01\x7f\0\0\x01\0\x50"),
+            asked(b"127.0.0.1", 80, 10)
+        );
         let six = [&b"\x05\x01\0\x04"[..], &[0; 15], &[1, 0, 80]].concat();
         assert_eq!(request(&six), asked(b"::1", 80, 22));
         // T20: the NUL goes on to be judged, and fails there.

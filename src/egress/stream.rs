@@ -41,7 +41,9 @@ impl<S> Rewind<S> {
 
 impl<S> fmt::Debug for Rewind<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rewind").field("before", &(self.before.len() - self.at)).finish()
+        f.debug_struct("Rewind")
+            .field("before", &(self.before.len() - self.at))
+            .finish()
     }
 }
 

@@ -80,7 +80,11 @@ async fn peek<S: Stream>(client: &mut Rewind<S>) -> Option<Result<Hello, BadHell
             Err(bad) => break Some(Err(bad)),
         }
         if client.read_buf(&mut held).await.ok()? == 0 {
-            break if held.is_empty() { None } else { Some(Err(BadHello::Broken)) };
+            break if held.is_empty() {
+                None
+            } else {
+                Some(Err(BadHello::Broken))
+            };
         }
     };
     client.put_back(&held);

@@ -176,9 +176,16 @@ mod tests {
         assert_eq!((query.name.as_slice(), query.kind), (&b"API.example.com"[..], A));
         let answer = Message::from_vec(&query.answer(&Answer::Address([198, 18, 0, 1].into()), 60)).unwrap();
         assert_eq!(answer.answers.len(), 1);
-        assert_eq!(answer.answers[0].data, RData::A([198, 18, 0, 1].into()));
+        assert_eq!(
+            answer.answers[0].data,
+            RData::A(std::net::Ipv4Addr::new(198, 18, 0, 1).into())
+        );
         assert_eq!(answer.answers[0].ttl, 60);
-        for (said, code) in [(Answer::NoName("r-1"), 3), (Answer::Refused("r-1"), 5), (Answer::Nothing, 0)] {
+        for (said, code) in [
+            (Answer::NoName("r-1"), 3),
+            (Answer::Refused("r-1"), 5),
+            (Answer::Nothing, 0),
+        ] {
             for extended in [true, false] {
                 let query = parse(&asked("a.example.", RecordType::TXT, extended)).unwrap();
                 let bytes = query.answer(&said, 60);
@@ -201,7 +208,17 @@ mod tests {
         };
         assert_eq!(change(2, 0x80), Err(Bad::Silence));
         // Opcode, counts, a pointer, a dot in a label, another class.
-        for (at, byte) in [(2, 0x28), (5, 2), (5, 0), (7, 1), (9, 1), (11, 2), (12, 0xc0), (15, b'.'), (good.len() - 1, 3)] {
+        for (at, byte) in [
+            (2, 0x28),
+            (5, 2),
+            (5, 0),
+            (7, 1),
+            (9, 1),
+            (11, 2),
+            (12, 0xc0),
+            (15, b'.'),
+            (good.len() - 1, 3),
+        ] {
             assert!(matches!(change(at, byte), Err(Bad::Format(_))), "{at} {byte}");
         }
         assert!(matches!(parse(&[&good[..], b"x"].concat()), Err(Bad::Format(_))));

@@ -47,7 +47,11 @@ impl Border {
         }
         if let Some(leak) = self.0.leaks.find(&query.name) {
             case.decision.credential = Some(leak.to_owned());
-            return Some(deny(&mut case, builtin::PLACEHOLDER_LEAK, "a placeholder stands in the name".to_owned()));
+            return Some(deny(
+                &mut case,
+                builtin::PLACEHOLDER_LEAK,
+                "a placeholder stands in the name".to_owned(),
+            ));
         }
         let name = match HostName::parse(&query.name) {
             Ok(name) => name,

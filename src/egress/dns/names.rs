@@ -59,7 +59,10 @@ mod tests {
         let names = Names::default();
         let name = |n: u32| HostName::parse(format!("n{n}.example").as_bytes()).unwrap();
         let first = names.address_of(&name(0));
-        assert_eq!((first, names.address_of(&name(0))), (Ipv4Addr::new(198, 18, 0, 1), first));
+        assert_eq!(
+            (first, names.address_of(&name(0))),
+            (Ipv4Addr::new(198, 18, 0, 1), first)
+        );
         assert_eq!(names.name_of(first.into()), Some(name(0)));
         assert_eq!(names.name_of(IpAddr::from([198, 18, 0, 2])), None);
         assert_eq!(names.name_of(IpAddr::from([198, 17, 0, 2])), None);

@@ -126,7 +126,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Checked<S> {
             }
             // Content goes straight through.
             if this.held.is_empty() && this.framing.content() > 0 {
-                let most = buf.remaining().min(usize::try_from(this.framing.content()).unwrap_or(usize::MAX));
+                let most = buf
+                    .remaining()
+                    .min(usize::try_from(this.framing.content()).unwrap_or(usize::MAX));
                 let mut part = ReadBuf::new(buf.initialize_unfilled_to(most));
                 ready!(Pin::new(&mut this.inner).poll_read(cx, &mut part))?;
                 let taken = part.filled().len();
@@ -210,13 +212,25 @@ mod tests {
         assert_eq!(then, (good.to_owned(), Some(Stop::Tunnel), tunnel.to_owned()));
         let bad = "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n";
         let then = shown(&format!("{good}{bad}")).await;
-        assert_eq!(then, (good.to_owned(), Some(Stop::BadHead(Violation::Host)), bad.to_owned()));
+        assert_eq!(
+            then,
+            (good.to_owned(), Some(Stop::BadHead(Violation::Host)), bad.to_owned())
+        );
         let chunked = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
         let then = shown(&format!("{chunked}3\r\nabc\r\n3;x\r\n")).await;
         let sent = format!("{chunked}3\r\nabc\r\n");
-        assert_eq!(then, (sent, Some(Stop::BadBody(Violation::ChunkSize)), "3;x\r\n".to_owned()));
-        assert_eq!(shown(&good[..good.len() - 1]).await.1, Some(Stop::BadBody(Violation::Cut)));
-        assert_eq!(shown(&good[..9]).await, (String::new(), Some(Stop::BadHead(Violation::Cut)), good[..9].to_owned()));
+        assert_eq!(
+            then,
+            (sent, Some(Stop::BadBody(Violation::ChunkSize)), "3;x\r\n".to_owned())
+        );
+        assert_eq!(
+            shown(&good[..good.len() - 1]).await.1,
+            Some(Stop::BadBody(Violation::Cut))
+        );
+        assert_eq!(
+            shown(&good[..9]).await,
+            (String::new(), Some(Stop::BadHead(Violation::Cut)), good[..9].to_owned())
+        );
     }
 
     #[tokio::test]

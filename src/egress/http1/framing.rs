@@ -43,7 +43,11 @@ impl Framing {
             Self::Head => Ok(head::parse(bytes)?.map_or(Piece::More, Piece::Head)),
             Self::Body(left) => {
                 let taken = left.min(bytes.len() as u64);
-                *self = if taken == left { Self::Head } else { Self::Body(left - taken) };
+                *self = if taken == left {
+                    Self::Head
+                } else {
+                    Self::Body(left - taken)
+                };
                 Ok(Piece::Part(taken as usize))
             }
             Self::ChunkSize => {
@@ -58,7 +62,11 @@ impl Framing {
             }
             Self::Chunk(left) => {
                 let taken = left.min(bytes.len() as u64);
-                *self = if taken == left { Self::ChunkEnd } else { Self::Chunk(left - taken) };
+                *self = if taken == left {
+                    Self::ChunkEnd
+                } else {
+                    Self::Chunk(left - taken)
+                };
                 Ok(Piece::Part(taken as usize))
             }
             Self::ChunkEnd => match bytes {
@@ -77,7 +85,15 @@ impl Framing {
                 if !line.is_empty() {
                     let (name, _) = head::field(line)?;
                     // RFC 9110, 6.5.1: what frames or routes a message may not come after it.
-                    if ["content-length", "transfer-encoding", "host", "trailer", "authorization"].contains(&name.as_str()) {
+                    if [
+                        "content-length",
+                        "transfer-encoding",
+                        "host",
+                        "trailer",
+                        "authorization",
+                    ]
+                    .contains(&name.as_str())
+                    {
                         return Err(Violation::Trailer);
                     }
                     *self = Self::Trailers((before + line.len() + 2).min(MAX_TRAILERS));
@@ -133,7 +149,11 @@ fn line(bytes: &[u8], most: usize, too_long: Violation) -> Result<Option<&[u8]>,
 fn chunk_size(line: &[u8]) -> Option<u64> {
     let plain = (1..=15).contains(&line.len()) && line.iter().all(u8::is_ascii_hexdigit);
     let text = std::str::from_utf8(line).ok()?;
-    if plain { u64::from_str_radix(text, 16).ok() } else { None }
+    if plain {
+        u64::from_str_radix(text, 16).ok()
+    } else {
+        None
+    }
 }
 
 #[cfg(test)]
@@ -168,7 +188,11 @@ mod tests {
         let text = "POST /1 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nGET /\r\nA\r\n0123456789\r\n0\r\nX: y\r\n\r\n\
             POST /2 HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nGET GET /3 HTTP/1.1\r\nHost: a\r\n\r\n";
         for step in [1, 2, 3, 7, 1000] {
-            assert_eq!(targets(text.as_bytes(), step), Ok(vec!["/1".into(), "/2".into(), "/3".into()]), "{step}");
+            assert_eq!(
+                targets(text.as_bytes(), step),
+                Ok(vec!["/1".into(), "/2".into(), "/3".into()]),
+                "{step}"
+            );
         }
     }
 
@@ -196,7 +220,10 @@ mod tests {
             assert_eq!(with(chunks), Some(violation), "{chunks:?}");
         }
         assert_eq!(with(&"0".repeat(MAX_LINE + 1)), Some(Violation::ChunkSize));
-        assert_eq!(with(&format!("0\r\n{}", "X: y\r\n".repeat(MAX_TRAILERS / 5))), Some(Violation::TooLong));
+        assert_eq!(
+            with(&format!("0\r\n{}", "X: y\r\n".repeat(MAX_TRAILERS / 5))),
+            Some(Violation::TooLong)
+        );
         assert_eq!(with("5\r\nhello\r\n0\r\n\r\n"), None);
     }
 

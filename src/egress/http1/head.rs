@@ -235,7 +235,8 @@ mod tests {
 
     #[test]
     fn a_head_is_read_whole() {
-        let text = "POST http://a.example/x?y HTTP/1.1\r\nHost:  a.example \r\nContent-Length: 5\r\nX: \u{e9}\r\n\r\nhello";
+        let text =
+            "POST http://a.example/x?y HTTP/1.1\r\nHost:  a.example \r\nContent-Length: 5\r\nX: \u{e9}\r\n\r\nhello";
         let head = Head {
             method: "POST".to_owned(),
             target: "http://a.example/x?y".to_owned(),
@@ -266,7 +267,10 @@ mod tests {
             ("Content-Length: 0x5", Violation::Length),
             ("Content-Length:", Violation::Length),
             ("Content-Length: 99999999999999999999", Violation::Length),
-            ("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", Violation::TwoLengths),
+            (
+                "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+                Violation::TwoLengths,
+            ),
             ("Transfer-Encoding: gzip, chunked", Violation::Encoding),
             ("Transfer-Encoding: xchunked", Violation::Encoding),
             ("Transfer-Encoding : chunked", Violation::HeaderName),
@@ -294,15 +298,30 @@ mod tests {
             ("GET / HTTP/1.1\nHost: a\n\n", Violation::LineEnd),
             ("GET /\u{e9} HTTP/1.1\r\n", Violation::RequestLine),
             ("GET /#x HTTP/1.1\r\n", Violation::RequestLine),
-            ("POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", Violation::Encoding),
-            ("CONNECT a:443 HTTP/1.1\r\nContent-Length: 5\r\n\r\n", Violation::TunnelBody),
-            ("CONNECT a:443 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", Violation::TunnelBody),
+            (
+                "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n",
+                Violation::Encoding,
+            ),
+            (
+                "CONNECT a:443 HTTP/1.1\r\nContent-Length: 5\r\n\r\n",
+                Violation::TunnelBody,
+            ),
+            (
+                "CONNECT a:443 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+                Violation::TunnelBody,
+            ),
             ("\u{16}\u{3}\u{1}", Violation::Tls),
         ] {
             assert_eq!(refusal(text), Some(violation), "{text:?}");
         }
-        assert_eq!(refusal(&format!("GET /{} HTTP/1.1\r\n", "a".repeat(MAX_HEAD))), Some(Violation::TooLong));
-        assert_eq!(refusal(&with(&vec!["X: y"; MAX_HEADERS].join("\r\n"))), Some(Violation::TooLong));
+        assert_eq!(
+            refusal(&format!("GET /{} HTTP/1.1\r\n", "a".repeat(MAX_HEAD))),
+            Some(Violation::TooLong)
+        );
+        assert_eq!(
+            refusal(&with(&vec!["X: y"; MAX_HEADERS].join("\r\n"))),
+            Some(Violation::TooLong)
+        );
     }
 
     fn line() -> impl Strategy<Value = String> {

@@ -97,7 +97,9 @@ impl Authority {
         });
         let certificate = params.self_signed(&key)?;
         let mut leaf_der = leaf_key.0.serialize_der();
-        let signer = rustls::crypto::ring::sign::any_ecdsa_type(&PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(leaf_der.as_slice())));
+        let signer = rustls::crypto::ring::sign::any_ecdsa_type(&PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(
+            leaf_der.as_slice(),
+        )));
         leaf_der.zeroize();
         Ok(Self {
             pem: certificate.pem(),

@@ -59,7 +59,11 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin> Body for Outgoing<B> 
             }
         }
         let trailers = frame.trailers_ref();
-        if let Some(name) = trailers.and_then(|trailers| trailers.values().find_map(|value| this.inner.leaks.find(value.as_bytes()))) {
+        if let Some(name) = trailers.and_then(|trailers| {
+            trailers
+                .values()
+                .find_map(|value| this.inner.leaks.find(value.as_bytes()))
+        }) {
             return Poll::Ready(Some(Err(this.leak(name))));
         }
         Poll::Ready(Some(Ok(frame)))
@@ -171,6 +175,10 @@ impl Body for Returning {
     }
 
     fn size_hint(&self) -> SizeHint {
-        if self.started { SizeHint::default() } else { self.body.size_hint() }
+        if self.started {
+            SizeHint::default()
+        } else {
+            self.body.size_hint()
+        }
     }
 }

@@ -8,12 +8,21 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri, Version};
 use crate::egress::name::Host;
 
 const OF_THE_CONNECTION: [&str; 9] = [
-    "connection", "keep-alive", "proxy-connection", "proxy-authorization", "proxy-authenticate", "http2-settings",
-    "transfer-encoding", "upgrade", "expect",
+    "connection",
+    "keep-alive",
+    "proxy-connection",
+    "proxy-authorization",
+    "proxy-authenticate",
+    "http2-settings",
+    "transfer-encoding",
+    "upgrade",
+    "expect",
 ];
 
 pub(super) fn wants_websocket(headers: &HeaderMap) -> bool {
-    headers.get(UPGRADE).is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(b"websocket"))
+    headers
+        .get(UPGRADE)
+        .is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(b"websocket"))
 }
 
 /// Of a request.
@@ -46,11 +55,15 @@ pub(super) fn ask_for_plain(headers: &mut HeaderMap) {
 
 /// The encoding of an answer that nobody can look into.
 pub(super) fn hiding_encoding(headers: &HeaderMap) -> Option<String> {
-    let names = [CONTENT_ENCODING, HeaderName::from_static("grpc-encoding"), HeaderName::from_static("sec-websocket-extensions")];
+    let names = [
+        CONTENT_ENCODING,
+        HeaderName::from_static("grpc-encoding"),
+        HeaderName::from_static("sec-websocket-extensions"),
+    ];
     let mut values = names.iter().flat_map(|name| headers.get_all(name));
-    values.find(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity") && !value.is_empty()).map(|value| {
-        crate::egress::journal::shown(value.as_bytes(), 40)
-    })
+    values
+        .find(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity") && !value.is_empty())
+        .map(|value| crate::egress::journal::shown(value.as_bytes(), 40))
 }
 
 /// Puts the one name that was judged where the next server looks for it.
@@ -80,7 +93,11 @@ pub(super) fn address<B>(request: &mut Request<B>, host: &Host, port: u16, tls: 
         request.headers_mut().insert(HOST, value);
     }
     if websocket {
-        request.headers_mut().insert(CONNECTION, HeaderValue::from_static("Upgrade"));
-        request.headers_mut().insert(UPGRADE, HeaderValue::from_static("websocket"));
+        request
+            .headers_mut()
+            .insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+        request
+            .headers_mut()
+            .insert(UPGRADE, HeaderValue::from_static("websocket"));
     }
 }

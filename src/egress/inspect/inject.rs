@@ -26,7 +26,10 @@ pub(super) struct Injection {
 
 fn about<'a>(inner: &'a Inner, passage: &'a Passage) -> impl Iterator<Item = &'a Credential> {
     let name = passage.host.name();
-    inner.credentials.iter().filter(move |one| name.is_some_and(|name| one.is_about(name, passage.port)))
+    inner
+        .credentials
+        .iter()
+        .filter(move |one| name.is_some_and(|name| one.is_about(name, passage.port)))
 }
 
 /// The credentials that go into this request: one for each place, the first that is written.
@@ -51,18 +54,27 @@ pub(super) fn leak<B>(inner: &Inner, request: &Request<B>, target: &str, coverin
         return None;
     }
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let in_path = leaks.find(path.as_bytes()).or_else(|| leaks.find(&unescaped(path))).map(str::to_owned);
+    let in_path = leaks
+        .find(path.as_bytes())
+        .or_else(|| leaks.find(&unescaped(path)))
+        .map(str::to_owned);
     let in_query = || {
         query.split('&').find_map(|pair| {
             let name = pair.split('=').next().unwrap_or_default();
-            let own = covering.iter().find(|one| matches!(&one.place, Place::Query { name: own } if own == name));
-            leaks.find_other(&unescaped(pair), own.map(|one| one.name.as_str())).map(str::to_owned)
+            let own = covering
+                .iter()
+                .find(|one| matches!(&one.place, Place::Query { name: own } if own == name));
+            leaks
+                .find_other(&unescaped(pair), own.map(|one| one.name.as_str()))
+                .map(str::to_owned)
         })
     };
     let in_headers = || {
         request.headers().iter().find_map(|(name, value)| {
             let own = covering.iter().find(|one| one.place.header().as_ref() == Some(name));
-            leaks.find_other(value.as_bytes(), own.map(|one| one.name.as_str())).map(str::to_owned)
+            leaks
+                .find_other(value.as_bytes(), own.map(|one| one.name.as_str()))
+                .map(str::to_owned)
         })
     };
     in_path.or_else(in_query).or_else(in_headers)
@@ -73,7 +85,9 @@ fn unescaped(text: &str) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes.len());
     let mut at = 0;
     while let Some(byte) = bytes.get(at) {
-        let digits = bytes.get(at + 1..at + 3).and_then(|digits| std::str::from_utf8(digits).ok());
+        let digits = bytes
+            .get(at + 1..at + 3)
+            .and_then(|digits| std::str::from_utf8(digits).ok());
         match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
             Some(value) if *byte == b'%' => {
                 out.push(value);
@@ -131,7 +145,9 @@ pub(super) async fn put<B>(
         let misfit = || format!("credential `{}` does not fit into its place", one.name);
         let value = fetched.value.expose_secret();
         match &one.place {
-            Place::Bearer => set_header(request, AUTHORIZATION, &format_secret("Bearer ", value, "")).ok_or_else(misfit)?,
+            Place::Bearer => {
+                set_header(request, AUTHORIZATION, &format_secret("Bearer ", value, "")).ok_or_else(misfit)?
+            }
             Place::Basic { user } => {
                 let pair = Zeroizing::new(format!("{user}:{value}"));
                 let encoded = SecretString::from(STANDARD.encode(pair.as_bytes()));
@@ -144,7 +160,12 @@ pub(super) async fn put<B>(
                 set_header(request, name.clone(), &format_secret(before, value, after)).ok_or_else(misfit)?;
             }
             Place::Query { name } => set_query(request, name, Some(value)),
-            Place::SigV4 { access_key, session_token, region, service } => {
+            Place::SigV4 {
+                access_key,
+                session_token,
+                region,
+                service,
+            } => {
                 let token = match session_token {
                     Some(token) => Some(token.0.fetch().await.map_err(|_| misfit())?.value),
                     None => None,
@@ -155,12 +176,20 @@ pub(super) async fn put<B>(
                 let Host::Name(host) = &passage.host else {
                     return Err(misfit());
                 };
-                let signer = sigv4::Signer { access_key, secret: value, token: token.as_ref().map(ExposeSecret::expose_secret), region, service };
+                let signer = sigv4::Signer {
+                    access_key,
+                    secret: value,
+                    token: token.as_ref().map(ExposeSecret::expose_secret),
+                    region,
+                    service,
+                };
                 let authority = match passage.port {
                     443 => host.to_string(),
                     port => format!("{host}:{port}"),
                 };
-                signer.sign(request, &authority, inner.clock.now()).map_err(|reason| format!("credential `{}`: {reason}", one.name))?;
+                signer
+                    .sign(request, &authority, inner.clock.now())
+                    .map_err(|reason| format!("credential `{}`: {reason}", one.name))?;
             }
         }
         let names = injection.names.get_or_insert_default();
@@ -187,14 +216,21 @@ fn set_header<B>(request: &mut Request<B>, name: http::HeaderName, text: &str) -
 
 /// Removes all parameters of this name, and sets one.
 fn set_query<B>(request: &mut Request<B>, name: &str, value: Option<&str>) {
-    let (path, query) = (request.uri().path().to_owned(), request.uri().query().unwrap_or_default().to_owned());
+    let (path, query) = (
+        request.uri().path().to_owned(),
+        request.uri().query().unwrap_or_default().to_owned(),
+    );
     let is_other = |pair: &&str| {
         let own = pair.split('=').next().unwrap_or_default();
         !pair.is_empty() && unescaped(own) != name.as_bytes() && own != name
     };
     let mut pairs: Vec<String> = query.split('&').filter(is_other).map(str::to_owned).collect();
     if let Some(value) = value {
-        pairs.push(format!("{}={}", sigv4::escaped(name, false), sigv4::escaped(value, false)));
+        pairs.push(format!(
+            "{}={}",
+            sigv4::escaped(name, false),
+            sigv4::escaped(value, false)
+        ));
     }
     let target = match pairs.is_empty() {
         true => path,

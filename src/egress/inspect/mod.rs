@@ -10,8 +10,6 @@ mod outside;
 mod request;
 mod serve;
 mod sigv4;
-#[cfg(test)]
-mod tests;
 
 pub(super) use authority::Authority;
 pub use authority::BadAuthority;

@@ -85,7 +85,10 @@ impl Sender {
         }
     }
 
-    pub async fn send(&mut self, request: Request<Content>) -> Result<Response<Incoming>, TrySendError<Request<Content>>> {
+    pub async fn send(
+        &mut self,
+        request: Request<Content>,
+    ) -> Result<Response<Incoming>, TrySendError<Request<Content>>> {
         match self {
             Self::H1(sender) => sender.try_send_request(request).await,
             Self::H2(sender) => sender.try_send_request(request).await,

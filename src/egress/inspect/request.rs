@@ -114,7 +114,11 @@ impl Site {
         let uri = request.uri();
         let hosts: Vec<&HeaderValue> = request.headers().get_all(HOST).iter().collect();
         let named = [uri.authority().map(|authority| authority.as_str().as_bytes())];
-        let named: Vec<&[u8]> = named.into_iter().flatten().chain(hosts.iter().map(|host| host.as_bytes())).collect();
+        let named: Vec<&[u8]> = named
+            .into_iter()
+            .flatten()
+            .chain(hosts.iter().map(|host| host.as_bytes()))
+            .collect();
         let differ = |reason: &str| (builtin::SAME_NAME, reason.to_owned());
         let (Some(first), true) = (named.first(), hosts.len() <= 1) else {
             return Err(differ("the request names no host, or several"));
@@ -129,19 +133,32 @@ impl Site {
         }
         match &self.fixed {
             Some(passage) => {
-                if read.iter().any(|(host, port)| (host, *port) != (&passage.host, passage.port)) {
+                if read
+                    .iter()
+                    .any(|(host, port)| (host, *port) != (&passage.host, passage.port))
+                {
                     return Err(differ(&format!("the request is for `{}`", shown(first, 255))));
                 }
-                if uri.scheme().is_some_and(|scheme| (scheme.as_str() == "https") != self.tls) {
+                if uri
+                    .scheme()
+                    .is_some_and(|scheme| (scheme.as_str() == "https") != self.tls)
+                {
                     return Err(differ("the request is for another scheme"));
                 }
             }
             None if uri.scheme_str() != Some("http") => {
-                return Err((builtin::FRAMING, "a proxy request needs `http://` in front, or `CONNECT`".to_owned()));
+                return Err((
+                    builtin::FRAMING,
+                    "a proxy request needs `http://` in front, or `CONNECT`".to_owned(),
+                ));
             }
             None => {}
         }
-        let colon = if first.ends_with(b"]") { None } else { first.iter().rposition(|b| *b == b':') };
+        let colon = if first.ends_with(b"]") {
+            None
+        } else {
+            first.iter().rposition(|b| *b == b':')
+        };
         let port = read.first().map_or(self.default_port(), |(_, port)| *port);
         Ok((first[..colon.unwrap_or(first.len())].to_vec(), port))
     }
@@ -187,14 +204,28 @@ async fn carry(
     upgrade: Option<&Upgrade>,
 ) -> Result<Response<Content>, Stopped> {
     let inner = &site.inner;
-    let target = request.uri().path_and_query().map_or("/", |target| target.as_str()).to_owned();
+    let target = request
+        .uri()
+        .path_and_query()
+        .map_or("/", |target| target.as_str())
+        .to_owned();
     let method = request.method().clone();
-    let named = site.fixed.as_ref().map(|passage| (passage.host.to_string().into_bytes(), passage.port));
+    let named = site
+        .fixed
+        .as_ref()
+        .map(|passage| (passage.host.to_string().into_bytes(), passage.port));
     let destination = site.destination(&request);
     let (host, port) = match (&destination, named) {
         (_, Some(named)) => named,
         (Ok(destination), None) => destination.clone(),
-        (Err(_), None) => (request.uri().authority().map_or("", |authority| authority.as_str()).into(), 0),
+        (Err(_), None) => (
+            request
+                .uri()
+                .authority()
+                .map_or("", |authority| authority.as_str())
+                .into(),
+            0,
+        ),
     };
     let mut case = Case::new(inner, site.channel, &host, port);
     case.decision.method = Some(shown(method.as_str().as_bytes(), 32));
@@ -204,7 +235,9 @@ async fn carry(
     }
     // What a proxy has no business with: `TRACE` gives back what was put in, `CONNECT` here is a tunnel in a tunnel.
     if [Method::TRACE, Method::CONNECT].contains(&method) || method.as_str().eq_ignore_ascii_case("TRACK") {
-        return Err(Stopped::Denied(case.deny(builtin::METHOD, format!("`{method}` is not carried"))));
+        return Err(Stopped::Denied(
+            case.deny(builtin::METHOD, format!("`{method}` is not carried")),
+        ));
     }
     let passage = match &site.fixed {
         Some(passage) => {
@@ -216,7 +249,9 @@ async fn carry(
         None => inner.judge(&mut case, &host, port).await?,
     };
     if passage.wire == Wire::Tls && !site.tls {
-        return Err(Stopped::Denied(case.deny(builtin::TLS_EXPECTED, "the rule wants TLS, this is plain HTTP")));
+        return Err(Stopped::Denied(
+            case.deny(builtin::TLS_EXPECTED, "the rule wants TLS, this is plain HTTP"),
+        ));
     }
     let path = Path::of(&target);
     let covering = inject::covering(inner, &passage, method.as_str(), &path);
@@ -268,7 +303,15 @@ async fn carry(
         Err(stopped) => return Err(stopped),
     };
     case.decision.status = Some(response.status().as_u16());
-    answer(inner, response, case, tally, link, secretive, wants_upgrade.then_some(upgrade).flatten())
+    answer(
+        inner,
+        response,
+        case,
+        tally,
+        link,
+        secretive,
+        wants_upgrade.then_some(upgrade).flatten(),
+    )
 }
 
 /// Sends on the kept connection, or on a new one where there is none that lives.
@@ -283,7 +326,9 @@ async fn send(
     let mut kept = site.link.lock().await;
     for again in [true, false] {
         let live = match kept.as_mut() {
-            Some(link) => link.passage.host == passage.host && link.passage.port == passage.port && link.sender.is_ready().await,
+            Some(link) => {
+                link.passage.host == passage.host && link.passage.port == passage.port && link.sender.is_ready().await
+            }
             None => false,
         };
         if !live {
@@ -298,7 +343,14 @@ async fn send(
         };
         case.decision.address = link.address;
         let tally = Arc::clone(&link.tally);
-        forward::address(&mut request, &passage.host, passage.port, site.tls, link.sender.is_h2(), websocket);
+        forward::address(
+            &mut request,
+            &passage.host,
+            passage.port,
+            site.tls,
+            link.sender.is_h2(),
+            websocket,
+        );
         let sent = match &mut link.sender {
             Sender::H2(sender) => {
                 // Others may send meanwhile.
@@ -347,7 +399,12 @@ async fn connect(site: &Site, case: &mut Case, passage: &Passage, h2: bool) -> R
         (Host::Name(_) | Host::Address(_), _) => Sender::greet(inner, outside, false).await,
     };
     match sender {
-        Ok(sender) => Ok(Link { passage: passage.clone(), sender, tally, address: case.decision.address }),
+        Ok(sender) => Ok(Link {
+            passage: passage.clone(),
+            sender,
+            tally,
+            address: case.decision.address,
+        }),
         Err(error) => Err(case.fail(crate::error::chain(&error))),
     }
 }
@@ -363,14 +420,23 @@ fn answer(
     upgrade: Option<&Upgrade>,
 ) -> Result<Response<Content>, Stopped> {
     if secretive && let Some(encoding) = forward::hiding_encoding(response.headers()) {
-        return Err(Stopped::Denied(case.cut(builtin::ENCODED_ANSWER, format!("the answer is encoded as `{encoding}`"))));
+        return Err(Stopped::Denied(case.cut(
+            builtin::ENCODED_ANSWER,
+            format!("the answer is encoded as `{encoding}`"),
+        )));
     }
     let redactor = secretive.then(|| inner.mask.redactor());
     let switching = response.status() == StatusCode::SWITCHING_PROTOCOLS;
     if switching {
-        let websocket = response.headers().get(UPGRADE).is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(b"websocket"));
+        let websocket = response
+            .headers()
+            .get(UPGRADE)
+            .is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(b"websocket"));
         let (Some(upgrade), true) = (upgrade, websocket) else {
-            return Err(Stopped::Denied(case.cut(builtin::FRAMING, "the other side speaks something that nobody asked for")));
+            return Err(Stopped::Denied(case.cut(
+                builtin::FRAMING,
+                "the other side speaks something that nobody asked for",
+            )));
         };
         let upgraded = Upgraded {
             outside: hyper::upgrade::on(&mut response),
@@ -383,7 +449,9 @@ fn answer(
         let (mut parts, _) = response.into_parts();
         forward::strip_answer(&mut parts.headers);
         parts.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-        parts.headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        parts
+            .headers
+            .insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         return Ok(rebuilt(parts, full(""), redactor.as_ref()));
     }
     let (mut parts, body) = response.into_parts();

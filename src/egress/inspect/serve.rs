@@ -59,7 +59,9 @@ pub(in crate::egress) async fn serve_http1<S: Stream>(
     let (stop, held, stream) = parts.io.into_inner().into_parts();
     let upgraded = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(upgraded) = upgraded {
-        upgraded.relay(Rewind::new([&parts.read_buf[..], &held].concat(), stream)).await;
+        upgraded
+            .relay(Rewind::new([&parts.read_buf[..], &held].concat(), stream))
+            .await;
         return None;
     }
     Some((stop?, held, stream))
@@ -75,7 +77,12 @@ pub(in crate::egress) async fn serve_plain<S: Stream>(
 ) {
     let tally = Arc::clone(&outside.tally);
     let link = match Sender::greet(inner, outside, false).await {
-        Ok(sender) => Ok(Link { passage: passage.clone(), sender, tally, address: case.decision.address }),
+        Ok(sender) => Ok(Link {
+            passage: passage.clone(),
+            sender,
+            tally,
+            address: case.decision.address,
+        }),
         Err(error) => Err(error.to_string()),
     };
     serve_each(inner, case, passage, link, client, None).await;
@@ -102,7 +109,12 @@ pub(in crate::egress) async fn serve_tls<S: Stream>(
         Ok(Ok(stream)) => {
             let h2 = stream.get_ref().1.alpn_protocol() == Some(H2);
             match Sender::greet(inner, stream, h2).await {
-                Ok(sender) => Ok(Link { passage: passage.clone(), sender, tally, address }),
+                Ok(sender) => Ok(Link {
+                    passage: passage.clone(),
+                    sender,
+                    tally,
+                    address,
+                }),
                 Err(error) => Err(crate::error::chain(&error)),
             }
         }
@@ -114,7 +126,10 @@ pub(in crate::egress) async fn serve_tls<S: Stream>(
         Ok(link) => link.sender.is_h2(),
         Err(_) => false,
     };
-    let config = inner.authority.leaf(&name).and_then(|leaf| server_config(leaf, if h2 { H2 } else { H1 }, !alpn.is_empty()));
+    let config = inner
+        .authority
+        .leaf(&name)
+        .and_then(|leaf| server_config(leaf, if h2 { H2 } else { H1 }, !alpn.is_empty()));
     let config = match config {
         Ok(config) => config,
         Err(error) => {

@@ -23,16 +23,26 @@ impl Signer<'_> {
     /// The client signed in a way that cannot be done anew: a sentence that says which.
     pub fn sign<B>(&self, request: &mut Request<B>, host: &str, now: Timestamp) -> Result<(), &'static str> {
         let query = request.uri().query().unwrap_or_default();
-        if query.split('&').any(|pair| pair.to_ascii_lowercase().starts_with("x-amz-signature")) {
+        if query
+            .split('&')
+            .any(|pair| pair.to_ascii_lowercase().starts_with("x-amz-signature"))
+        {
             return Err("a presigned URL cannot be signed anew");
         }
-        let payload = match request.headers().get("x-amz-content-sha256").map(|value| value.to_str()) {
+        let payload = match request
+            .headers()
+            .get("x-amz-content-sha256")
+            .map(|value| value.to_str())
+        {
             Some(Ok(text)) if text.starts_with("STREAMING-AWS4") => {
                 return Err("a body that is signed chunk by chunk cannot be signed anew");
             }
             Some(Ok(text)) => text.to_owned(),
             Some(Err(_)) => return Err("`x-amz-content-sha256` is no text"),
-            None if request.headers().get(header::CONTENT_LENGTH).is_none_or(|length| length == "0")
+            None if request
+                .headers()
+                .get(header::CONTENT_LENGTH)
+                .is_none_or(|length| length == "0")
                 && [http::Method::GET, http::Method::HEAD, http::Method::DELETE].contains(request.method()) =>
             {
                 NO_BODY.to_owned()
@@ -52,14 +62,20 @@ impl Signer<'_> {
         }
         let scope = format!("{day}/{}/{}/aws4_request", self.region, self.service);
         let (names, canonical) = self.canonical(request, host, &payload);
-        let to_sign = format!("{ALGORITHM}\n{stamp}\n{scope}\n{}", hex(digest::digest(&digest::SHA256, canonical.as_bytes()).as_ref()));
+        let to_sign = format!(
+            "{ALGORITHM}\n{stamp}\n{scope}\n{}",
+            hex(digest::digest(&digest::SHA256, canonical.as_bytes()).as_ref())
+        );
         let first = secrecy::zeroize::Zeroizing::new(format!("AWS4{}", self.secret));
         let mut key = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, first.as_bytes()), day.as_bytes());
         for part in [self.region, self.service, "aws4_request", &to_sign] {
             key = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key.as_ref()), part.as_bytes());
         }
         let signature = hex(key.as_ref());
-        let text = format!("{ALGORITHM} Credential={}/{scope}, SignedHeaders={names}, Signature={signature}", self.access_key);
+        let text = format!(
+            "{ALGORITHM} Credential={}/{scope}, SignedHeaders={names}, Signature={signature}",
+            self.access_key
+        );
         request.headers_mut().insert(header::AUTHORIZATION, value(&text)?);
         Ok(())
     }
@@ -69,8 +85,15 @@ impl Signer<'_> {
         let mut headers = signed(request.headers());
         headers.push(("host".to_owned(), host.to_owned()));
         headers.sort();
-        let names = headers.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(";");
-        let lines: String = headers.iter().map(|(name, value)| format!("{name}:{value}\n")).collect();
+        let names = headers
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect::<Vec<_>>()
+            .join(";");
+        let lines: String = headers
+            .iter()
+            .map(|(name, value)| format!("{name}:{value}\n"))
+            .collect();
         // S3 takes the path as it is sent, the others escape it once more.
         let path = match self.service {
             "s3" => request.uri().path().to_owned(),
@@ -85,7 +108,11 @@ impl Signer<'_> {
             .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
             .collect();
         pairs.sort_unstable();
-        let query = pairs.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join("&");
+        let query = pairs
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect::<Vec<_>>()
+            .join("&");
         let method = request.method();
         let canonical = format!("{method}\n{path}\n{query}\n{lines}\n{names}\n{payload}");
         (names, canonical)
@@ -136,7 +163,14 @@ mod tests {
     /// 2015-08-30T12:36:00Z, the time of the published test suite.
     const THEN: Timestamp = Timestamp(1_440_938_160_000);
 
-    fn signature(signer: &Signer<'_>, method: &str, target: &str, host: &str, then: Timestamp, headers: &[(&str, &str)]) -> Result<String, &'static str> {
+    fn signature(
+        signer: &Signer<'_>,
+        method: &str,
+        target: &str,
+        host: &str,
+        then: Timestamp,
+        headers: &[(&str, &str)],
+    ) -> Result<String, &'static str> {
         let mut request = Request::builder().method(method).uri(target);
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -150,7 +184,9 @@ mod tests {
     /// The signatures of AWS's own test suite (`get-vanilla`, `get-vanilla-query-order-key-case`, `post-vanilla`).
     #[test]
     fn it_signs_as_the_published_examples_do() {
-        let sign = |method: &str, target: &str, headers: &[(&str, &str)]| signature(&SIGNER, method, target, "example.amazonaws.com", THEN, headers).unwrap();
+        let sign = |method: &str, target: &str, headers: &[(&str, &str)]| {
+            signature(&SIGNER, method, target, "example.amazonaws.com", THEN, headers).unwrap()
+        };
         let vanilla = "5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31";
         assert_eq!(sign("GET", "/", &[]), vanilla);
         let query = "b97d918cfa904a5beff61c982a1b6f458b799221646efd99d3219ec94cdf2500";
@@ -159,9 +195,18 @@ mod tests {
 
     #[test]
     fn what_cannot_be_signed_anew_is_refused() {
-        let sign = |method: &str, target: &str, headers: &[(&str, &str)]| signature(&SIGNER, method, target, "a", THEN, headers);
+        let sign = |method: &str, target: &str, headers: &[(&str, &str)]| {
+            signature(&SIGNER, method, target, "a", THEN, headers)
+        };
         assert!(sign("GET", "/?X-Amz-Signature=1", &[]).is_err());
-        assert!(sign("PUT", "/", &[("x-amz-content-sha256", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD")]).is_err());
+        assert!(
+            sign(
+                "PUT",
+                "/",
+                &[("x-amz-content-sha256", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD")]
+            )
+            .is_err()
+        );
         assert!(sign("POST", "/", &[("content-length", "5")]).is_err());
         assert!(sign("PUT", "/", &[("x-amz-content-sha256", "UNSIGNED-PAYLOAD")]).is_ok());
     }

@@ -94,7 +94,10 @@ impl Cache {
                 known.remove(&any);
             }
         }
-        known.insert(name.clone(), (Arc::clone(&addresses), now + ttl.clamp(SHORTEST, LONGEST)));
+        known.insert(
+            name.clone(),
+            (Arc::clone(&addresses), now + ttl.clamp(SHORTEST, LONGEST)),
+        );
         Ok(addresses)
     }
 }
@@ -139,7 +142,10 @@ mod tests {
         assert_ne!(cache.resolve(&name).await.unwrap(), first);
         assert_eq!(resolver.0.load(Ordering::SeqCst), 2);
         for bad in ["none.example", "many.example"] {
-            assert!(cache.resolve(&HostName::parse(bad.as_bytes()).unwrap()).await.is_err(), "{bad}");
+            assert!(
+                cache.resolve(&HostName::parse(bad.as_bytes()).unwrap()).await.is_err(),
+                "{bad}"
+            );
         }
         for n in 0..MOST_NAMES + 10 {
             let name = HostName::parse(format!("n{n}.example").as_bytes()).unwrap();

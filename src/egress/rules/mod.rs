@@ -219,7 +219,11 @@ impl Rules {
                 problems.push(Problem::OpenAddress(rule.id.clone()));
             }
         }
-        if problems.is_empty() { Ok(Self { rules }) } else { Err(problems) }
+        if problems.is_empty() {
+            Ok(Self { rules })
+        } else {
+            Err(problems)
+        }
     }
 
     /// Judges one request, or a connection as a whole.
@@ -282,7 +286,8 @@ impl Rules {
             })
         };
         let unmapped = address.to_canonical();
-        if let Some((_, rule)) = cidrs(Action::Deny).find(|(net, _)| net.contains(&address) || net.contains(&unmapped)) {
+        if let Some((_, rule)) = cidrs(Action::Deny).find(|(net, _)| net.contains(&address) || net.contains(&unmapped))
+        {
             return Err(BadAddress::Denied(rule.clone()));
         }
         address::check(address, |subject, block| {

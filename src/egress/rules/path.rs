@@ -242,7 +242,10 @@ mod tests {
             "/repos/a%0d%0ab",
         ] {
             assert!(!allows("/repos/**", path), "{path}");
-            assert!("/admin".parse::<PathPattern>().unwrap().touches(&Path::of(path)), "{path}");
+            assert!(
+                "/admin".parse::<PathPattern>().unwrap().touches(&Path::of(path)),
+                "{path}"
+            );
         }
     }
 

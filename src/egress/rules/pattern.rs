@@ -116,7 +116,13 @@ mod tests {
     fn a_star_is_one_or_more_labels_and_never_the_apex() {
         assert!(matches("*.cdn.example.com", "a.cdn.example.com"));
         assert!(matches("*.cdn.example.com", "a.b.CDN.example.com."));
-        for other in ["cdn.example.com", "acdn.example.com", "a.cdn.example.com.evil.net", "example.com", "com"] {
+        for other in [
+            "cdn.example.com",
+            "acdn.example.com",
+            "a.cdn.example.com.evil.net",
+            "example.com",
+            "com",
+        ] {
             assert!(!matches("*.cdn.example.com", other), "{other}");
         }
         assert!(matches("example.com", "example.com") && !matches("example.com", "a.example.com"));
@@ -132,7 +138,11 @@ mod tests {
             assert_eq!(text.parse::<HostPattern>().unwrap().to_string(), text);
         }
         for text in ["*", "a.*.com", "*a.com", "*.*.com", "a*"] {
-            assert_eq!(text.parse::<HostPattern>(), Err(BadPattern::Star(text.to_owned())), "{text}");
+            assert_eq!(
+                text.parse::<HostPattern>(),
+                Err(BadPattern::Star(text.to_owned())),
+                "{text}"
+            );
         }
         assert!(matches!("*.1.2.3.4".parse::<HostPattern>(), Err(BadPattern::Host(..))));
         assert!(matches!("".parse::<HostPattern>(), Err(BadPattern::Host(..))));

@@ -39,7 +39,10 @@ fn paths(mut rule: Rule, methods: &[&str], paths: &[&str]) -> Rule {
 fn nothing_is_allowed_by_default() {
     let none = rules(vec![]);
     assert_eq!(request(&none, "a.example", "GET", "/"), "Deny builtin:default-deny");
-    assert_eq!(none.reach(&host("a.example"), 443, true), Reach::Closed(builtin::DEFAULT_DENY));
+    assert_eq!(
+        none.reach(&host("a.example"), 443, true),
+        Reach::Closed(builtin::DEFAULT_DENY)
+    );
 }
 
 /// T20: port scope.
@@ -54,8 +57,14 @@ fn a_rule_is_about_its_ports_alone() {
         wire: Wire::Tls,
     };
     assert_eq!(one.reach(&host("a.example"), 443, false), whole);
-    assert_eq!(one.reach(&host("a.example"), 80, false), Reach::Closed(builtin::DEFAULT_DENY));
-    assert_eq!(one.reach(&host("93.184.216.34"), 443, false), Reach::Closed(builtin::DEFAULT_DENY));
+    assert_eq!(
+        one.reach(&host("a.example"), 80, false),
+        Reach::Closed(builtin::DEFAULT_DENY)
+    );
+    assert_eq!(
+        one.reach(&host("93.184.216.34"), 443, false),
+        Reach::Closed(builtin::DEFAULT_DENY)
+    );
 }
 
 #[test]
@@ -85,9 +94,15 @@ fn a_denial_wins_and_the_specific_goes_before_the_general() {
 
 #[test]
 fn equals_are_told_by_ask_and_then_by_order() {
-    let same = rules(vec![rule("first", Action::Allow, "a.example"), rule("second", Action::Allow, "a.example")]);
+    let same = rules(vec![
+        rule("first", Action::Allow, "a.example"),
+        rule("second", Action::Allow, "a.example"),
+    ]);
     assert_eq!(request(&same, "a.example", "GET", "/"), "Allow first");
-    let ask = rules(vec![rule("open", Action::Allow, "a.example"), rule("ask", Action::Ask, "a.example")]);
+    let ask = rules(vec![
+        rule("open", Action::Allow, "a.example"),
+        rule("ask", Action::Ask, "a.example"),
+    ]);
     assert_eq!(request(&ask, "a.example", "GET", "/"), "Ask ask");
 }
 
@@ -113,7 +128,13 @@ fn what_must_be_seen_is_opened() {
             Reach::Closed(rule) => panic!("{rule}"),
         }
     };
-    let wires = [at(80, Tls::Auto), at(80, Tls::Off), at(22, Tls::Off), at(8443, Tls::Auto), at(80, Tls::Open)];
+    let wires = [
+        at(80, Tls::Auto),
+        at(80, Tls::Off),
+        at(22, Tls::Off),
+        at(8443, Tls::Auto),
+        at(80, Tls::Open),
+    ];
     assert_eq!(wires, [Wire::Http, Wire::Http, Wire::Raw, Wire::Tls, Wire::Tls]);
 }
 
@@ -144,15 +165,26 @@ fn a_closed_block_opens_only_by_a_range_inside_it() {
     assert_eq!(narrowed.check_address("10.0.0.1".parse().unwrap(), 443), denied);
     assert_eq!(narrowed.check_address("::ffff:10.0.0.1".parse().unwrap(), 443), denied);
     assert_eq!(narrowed.check_address("10.0.0.2".parse().unwrap(), 443), Ok(()));
-    assert!(matches!(narrowed.check_address("10.0.0.2".parse().unwrap(), 80), Err(BadAddress::Closed(_))));
+    assert!(matches!(
+        narrowed.check_address("10.0.0.2".parse().unwrap(), 80),
+        Err(BadAddress::Closed(_))
+    ));
 }
 
 #[test]
 fn all_problems_come_at_once() {
     let mut bad = paths(rule("a", Action::Allow, "10.0.0.0/8"), &["get", ""], &[]);
     bad.ports = vec![];
-    let list = vec![bad, rule("a", Action::Allow, "a.example"), rule("builtin:x", Action::Deny, "a.example")];
-    let problems: Vec<String> = Rules::compile(list).unwrap_err().iter().map(ToString::to_string).collect();
+    let list = vec![
+        bad,
+        rule("a", Action::Allow, "a.example"),
+        rule("builtin:x", Action::Deny, "a.example"),
+    ];
+    let problems: Vec<String> = Rules::compile(list)
+        .unwrap_err()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
     let expected = [
         "rule `a` has no port, or port 0",
         "rule `a`: `get` is no method in upper case",
