@@ -1,5 +1,7 @@
 //! The whole border over streams in memory: a resolver, an Internet and a journal of the test's own.
 
+mod opened;
+
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};

@@ -54,11 +54,14 @@ const SHORTEST: Duration = Duration::from_secs(1);
 /// More answers than this are not looked at: all of them have to be checked.
 const MOST_ADDRESSES: usize = 64;
 
+/// Addresses, and until when they hold.
+type Known = (Arc<[IpAddr]>, Instant);
+
 /// A run's own memory of answers.
 #[derive(Debug)]
 pub(super) struct Cache {
     resolver: Arc<dyn Resolve>,
-    known: Mutex<HashMap<HostName, (Arc<[IpAddr]>, Instant)>>,
+    known: Mutex<HashMap<HostName, Known>>,
 }
 
 impl Cache {
