@@ -99,8 +99,8 @@ fn required(error: &ValidationError<'_>) -> Option<String> {
 
 /// What else there is to say about a place.
 fn beside(pointer: &str) -> &'static str {
-    if pointer.starts_with("/network") {
-        ". This version has no way out of a sandbox: it reaches its own loopback alone"
+    if pointer == "/network/mode" {
+        ". There is no mode that redirects programs which ignore proxy variables (`transparent`) yet"
     } else {
         ""
     }
@@ -116,7 +116,10 @@ fn remove(value: &mut Value, pointer: &str) {
         Some(Value::Object(object)) => {
             object.remove(&super::document::unescape(key));
         }
-        Some(Value::Array(_)) if matches!(around, "/tools/rules" | "/mounts") => {
+        Some(Value::Array(_)) if matches!(
+            around,
+            "/tools/rules" | "/mounts" | "/network/allow" | "/network/deny" | "/credentials"
+        ) => {
             let item = value
                 .pointer_mut(pointer)
                 .expect("the error is about an item that exists");
