@@ -207,6 +207,13 @@ impl Shape {
         backends: &Backends,
         data_dir: &Path,
     ) -> Result<Self, Error> {
+        if policy.network().mode() != crate::policy::network::Mode::None {
+            return Err(Error::Invalid(format!(
+                "policy `{}`: `network.mode` `{}` is not enforced by this version yet",
+                policy.name(),
+                policy.network().mode()
+            )));
+        }
         // The same content to the end, whatever the name means later.
         let image = image::pinned(image.unwrap_or(policy.image()).clone(), data_dir)?;
         let by_image = matches!(image, ImageRef::Docker(_)).then_some(BackendName::Docker);

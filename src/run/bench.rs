@@ -140,6 +140,13 @@ impl Maker {
         policy: &Policy,
         image: &ImageRef,
     ) -> Result<BackendName, Error> {
+        let mode = policy.network().mode();
+        if mode != crate::policy::network::Mode::None {
+            return Err(Error::Sandbox(sandbox::Error::Unsupported {
+                wanted: format!("the network that policy `{}` names", policy.name()),
+                missing: format!("`network.mode` `{mode}` is not enforced by this version yet"),
+            }));
+        }
         let by_image = matches!(image, ImageRef::Docker(_)).then_some(BackendName::Docker);
         let name = wanted.or(by_image).unwrap_or(BackendName::Oci);
         let isolation = policy.isolation();
