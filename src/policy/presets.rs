@@ -65,7 +65,10 @@ impl Presets {
             return Err(format!("preset `{name}` ({source}) has format version {version}"));
         }
         if preset.name != name {
-            return Err(format!("`{}` is in the file of preset `{name}`: both must be the same", preset.name));
+            return Err(format!(
+                "`{}` is in the file of preset `{name}`: both must be the same",
+                preset.name
+            ));
         }
         Ok((preset, source))
     }
@@ -73,14 +76,17 @@ impl Presets {
     fn read(&self, name: &str) -> Result<(String, String), String> {
         let known: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
         let unknown = || format!("no preset `{name}`; {}", super::violation::suggestion(name, &known));
-        let is_name = !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+        let is_name = !name.is_empty()
+            && name
+                .bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
         let Some(directory) = self.directory.as_ref().filter(|_| is_name) else {
             return Err(unknown());
         };
         let path = directory.join(format!("{name}.toml"));
         let mut text = String::new();
-        let read = std::fs::File::open(&path)
-            .and_then(|file| file.take(super::document::MAX_BYTES).read_to_string(&mut text));
+        let read =
+            std::fs::File::open(&path).and_then(|file| file.take(super::document::MAX_BYTES).read_to_string(&mut text));
         match read {
             Ok(_) => Ok((text, path.display().to_string())),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(unknown()),

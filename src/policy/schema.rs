@@ -116,10 +116,12 @@ fn remove(value: &mut Value, pointer: &str) {
         Some(Value::Object(object)) => {
             object.remove(&super::document::unescape(key));
         }
-        Some(Value::Array(_)) if matches!(
-            around,
-            "/tools/rules" | "/mounts" | "/network/allow" | "/network/deny" | "/credentials"
-        ) => {
+        Some(Value::Array(_))
+            if matches!(
+                around,
+                "/tools/rules" | "/mounts" | "/network/allow" | "/network/deny" | "/credentials"
+            ) =>
+        {
             let item = value
                 .pointer_mut(pointer)
                 .expect("the error is about an item that exists");

@@ -15,10 +15,10 @@ use serde_json::Value;
 use super::budgets::Budgets;
 use super::rules::{Layer, Matcher, Rule, Tools};
 use super::{Error, FORMAT_VERSION, Policy, Verdict};
-use network::{CredentialForm, NetworkForm};
 use crate::sandbox::disk::{Kind as DiskKind, Quota};
 use crate::sandbox::seccomp::Profile;
 use crate::sandbox::{BackendName, Isolation, Limits, Mount};
+use network::{CredentialForm, NetworkForm};
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

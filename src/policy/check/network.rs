@@ -41,7 +41,10 @@ impl Checker<'_> {
             Some(NetworkMode::Proxy) => Mode::Proxy,
             Some(NetworkMode::Learn) => Mode::Learn,
         };
-        if let Some(parent) = self.parent.filter(|_| mode != Mode::None && inherited.mode == Mode::None) {
+        if let Some(parent) = self
+            .parent
+            .filter(|_| mode != Mode::None && inherited.mode == Mode::None)
+        {
             let message = format!("`{mode}` is wider than the `none` of policy `{}`", parent.name);
             self.problem("/network/mode", message);
         }
@@ -49,7 +52,10 @@ impl Checker<'_> {
         let budgets = self.network_budgets(&written.budgets, &inherited.budgets);
         if mode == Mode::None {
             if !found.is_empty() {
-                self.problem("/network", "there are rules, and `mode` is `none`: nothing would follow from them");
+                self.problem(
+                    "/network",
+                    "there are rules, and `mode` is `none`: nothing would follow from them",
+                );
             }
             return Network::default();
         }
@@ -74,7 +80,10 @@ impl Checker<'_> {
         }
         if let Err(problems) = Rules::compile(rules.clone()) {
             for problem in problems {
-                let pointer = pointers.get(rule_of(&problem)).map_or("/network", String::as_str).to_owned();
+                let pointer = pointers
+                    .get(rule_of(&problem))
+                    .map_or("/network", String::as_str)
+                    .to_owned();
                 self.problem(&pointer, shown(&problem));
             }
         }
@@ -128,11 +137,17 @@ impl Checker<'_> {
             (None, Some(text)) => match text.parse::<ipnet::IpNet>() {
                 Ok(net) if net.trunc() == net => Some(Target::Cidr(net)),
                 Ok(net) => {
-                    self.problem(&at("cidr"), format!("`{text}` has bits behind its prefix: write `{}`", net.trunc()));
+                    self.problem(
+                        &at("cidr"),
+                        format!("`{text}` has bits behind its prefix: write `{}`", net.trunc()),
+                    );
                     None
                 }
                 Err(_) => {
-                    self.problem(&at("cidr"), format!("`{text}` is no range of addresses: write it like `10.1.2.0/24`"));
+                    self.problem(
+                        &at("cidr"),
+                        format!("`{text}` is no range of addresses: write it like `10.1.2.0/24`"),
+                    );
                     None
                 }
             },
@@ -184,7 +199,10 @@ impl Checker<'_> {
                 self.problem(pointer, format!("`{method}` is no method: write it like `GET`"));
             }
         }
-        methods.into_iter().filter(|method| method.bytes().all(|b| b.is_ascii_uppercase())).collect()
+        methods
+            .into_iter()
+            .filter(|method| method.bytes().all(|b| b.is_ascii_uppercase()))
+            .collect()
     }
 
     fn paths(&mut self, pointer: &str, written: Option<&Texts>) -> Vec<PathPattern> {
@@ -222,7 +240,10 @@ impl Checker<'_> {
                     && !is_broader(&rule.target, &other.target)
             });
             if let Some(asked) = asked {
-                let message = format!("rule `{}` allows what rule `{}` of policy `{owner}` asks about", rule.id, asked.id);
+                let message = format!(
+                    "rule `{}` allows what rule `{}` of policy `{owner}` asks about",
+                    rule.id, asked.id
+                );
                 problems.push((pointer.clone(), message));
             }
         }
@@ -233,7 +254,13 @@ impl Checker<'_> {
 
     fn network_budgets(&mut self, written: &NetworkBudgetsInput, inherited: &Budgets) -> Budgets {
         let size = |checker: &mut Self, field: &str, text: Option<&str>| {
-            checker.quantity(&format!("/network/budgets/{field}"), text?, parse_size, (1, 1024 * TIB), show_size)
+            checker.quantity(
+                &format!("/network/budgets/{field}"),
+                text?,
+                parse_size,
+                (1, 1024 * TIB),
+                show_size,
+            )
         };
         let up = size(self, "bytes_up", written.bytes_up.as_deref());
         let down = size(self, "bytes_down", written.bytes_down.as_deref());
@@ -245,7 +272,9 @@ impl Checker<'_> {
             connections: self.open_cap("connections", written.connections, inherited.connections, plain),
             concurrent: {
                 let own = written.concurrent.map(|n| n as usize);
-                self.capped("/network/budgets/concurrent", own, inherited.concurrent, |n| n.to_string())
+                self.capped("/network/budgets/concurrent", own, inherited.concurrent, |n| {
+                    n.to_string()
+                })
             },
             sent: self.open_cap("bytes_up", up, inherited.sent, show_size),
             received: self.open_cap("bytes_down", down, inherited.received, show_size),
@@ -294,9 +323,14 @@ impl Checker<'_> {
         let mut credentials: Vec<Credential> = Vec::new();
         for (n, input) in written.iter().enumerate() {
             let pointer = format!("/credentials/{n}");
-            let Some(credential) = self.credential(&pointer, input, network) else { continue };
+            let Some(credential) = self.credential(&pointer, input, network) else {
+                continue;
+            };
             if credentials.iter().any(|other| other.name == credential.name) {
-                self.problem(&format!("{pointer}/name"), format!("`{}` is the name of two credentials", credential.name));
+                self.problem(
+                    &format!("{pointer}/name"),
+                    format!("`{}` is the name of two credentials", credential.name),
+                );
             }
             let twice = |other: &Credential| other.variable.is_some() && other.variable == credential.variable;
             if credentials.iter().any(twice) {
@@ -310,7 +344,10 @@ impl Checker<'_> {
                     } == credential
                 };
                 if !parent.credentials.iter().any(same) {
-                    let message = format!("credential `{}` is not one of policy `{}`", credential.name, parent.name);
+                    let message = format!(
+                        "credential `{}` is not one of policy `{}`",
+                        credential.name, parent.name
+                    );
                     self.problem(&pointer, message);
                 }
             }
@@ -335,7 +372,10 @@ impl Checker<'_> {
                     && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
             };
             if !is_variable(variable) {
-                self.problem(&format!("{pointer}/env"), format!("`{variable}` is no name of a variable"));
+                self.problem(
+                    &format!("{pointer}/env"),
+                    format!("`{variable}` is no name of a variable"),
+                );
             }
         }
         let inject = match &input.inject {
@@ -349,7 +389,10 @@ impl Checker<'_> {
             }
             (true, None, None) => self.problem(pointer, "`expose` needs `env`, the variable that holds it"),
             (false, None, _) => {
-                self.problem(pointer, "it goes nowhere: write `inject`, or `expose = \"env\"` to give it away");
+                self.problem(
+                    pointer,
+                    "it goes nowhere: write `inject`, or `expose = \"env\"` to give it away",
+                );
             }
             (true, None, Some(_)) | (false, Some(_), _) => {}
         }
@@ -371,7 +414,10 @@ impl Checker<'_> {
         let paths = self.paths(&format!("{pointer}/path"), input.path.as_ref());
         let host = host?;
         if network.mode() != Mode::None && network.opening(&host, port).is_none() {
-            self.problem(&format!("{pointer}/host"), format!("no rule opens `{host}` on port {port}"));
+            self.problem(
+                &format!("{pointer}/host"),
+                format!("no rule opens `{host}` on port {port}"),
+            );
         } else if network.mode() == Mode::None {
             self.problem(pointer, "the network has `mode` `none`: it would never be put in");
         }
@@ -392,11 +438,17 @@ impl Checker<'_> {
             input.sigv4.is_some(),
         ];
         if named.iter().filter(|named| **named).count() > 1 {
-            self.problem(pointer, "`header`, `basic`, `query` and `sigv4` are different places: one of them");
+            self.problem(
+                pointer,
+                "`header`, `basic`, `query` and `sigv4` are different places: one of them",
+            );
             return None;
         }
         if input.format.is_some() && input.header.is_none() {
-            self.problem(&format!("{pointer}/format"), "it is the form of a `header`, which is missing");
+            self.problem(
+                &format!("{pointer}/format"),
+                "it is the form of a `header`, which is missing",
+            );
         }
         if let Some(user) = &input.basic {
             return Some(Place::Basic { user: user.clone() });
@@ -425,12 +477,18 @@ impl Checker<'_> {
         };
         let format = input.format.clone().unwrap_or_else(|| "{}".to_owned());
         if format.matches("{}").count() != 1 || format.chars().any(char::is_control) {
-            self.problem(&format!("{pointer}/format"), "it holds `{}` once, for the secret, and no control characters");
+            self.problem(
+                &format!("{pointer}/format"),
+                "it holds `{}` once, for the secret, and no control characters",
+            );
         }
         match http::HeaderName::from_bytes(header.to_ascii_lowercase().as_bytes()) {
             Ok(name) => Some(Place::Header { name, format }),
             Err(_) => {
-                self.problem(&format!("{pointer}/header"), format!("`{header}` is no name of a header"));
+                self.problem(
+                    &format!("{pointer}/header"),
+                    format!("`{header}` is no name of a header"),
+                );
                 None
             }
         }

@@ -118,7 +118,9 @@ impl NetworkForm {
         let rules = network.rules.iter();
         Self::Open(OpenForm {
             mode,
-            rules: rules.map(|rule| (rule.id.to_string(), NetworkRuleForm::of(rule))).collect(),
+            rules: rules
+                .map(|rule| (rule.id.to_string(), NetworkRuleForm::of(rule)))
+                .collect(),
             budgets: NetworkBudgetsForm {
                 connections: budgets.connections,
                 concurrent: budgets.concurrent as u64,
