@@ -21,6 +21,7 @@
 mod apply;
 mod archive;
 mod artifact;
+mod attributes;
 mod batch;
 mod blobs;
 mod clearing;
@@ -28,16 +29,22 @@ mod diff;
 mod draft;
 mod error;
 mod folder;
+#[cfg(test)]
+mod golden_test;
+#[cfg(test)]
+mod history_test;
 mod id;
 mod import;
 mod index;
 mod limits;
+mod links;
 mod materialise;
 mod name;
 mod patch;
 mod pool;
 mod restore;
 mod snapshot;
+mod sparse;
 #[cfg(test)]
 mod testing;
 mod times;
@@ -45,6 +52,7 @@ mod tree;
 mod trees;
 mod unarchive;
 mod unpack;
+mod unzip;
 
 pub use apply::{Applied, Conflict, Reason};
 pub use batch::Batch;
