@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::AsFd;
 
-use rustix::fs::{XattrFlags, fgetxattr, flistxattr, fremovexattr, fsetxattr};
+use rustix::fs::{XattrFlags, fgetxattr, flistxattr, flistxattr_query, fremovexattr, fsetxattr};
 use rustix::io::Errno;
 
 use super::tree::{Input, Undecodable};
@@ -37,19 +37,14 @@ impl Attributes {
     pub fn of(file: impl AsFd) -> io::Result<Self> {
         let mut found = Self::default();
         for name in names(&file)? {
-            let mut value = Vec::new();
+            let mut value = vec![0; LARGEST];
             match fgetxattr(&file, name.as_slice(), &mut value[..]) {
-                Ok(0) => {}
-                Ok(_) => {
-                    value.resize(LARGEST, 0);
-                    let length = fgetxattr(&file, name.as_slice(), &mut value[..])?;
-                    value.truncate(length);
-                    value.shrink_to_fit();
-                }
+                Ok(length) => value.truncate(length),
                 // Taken away since it was listed.
                 Err(Errno::NODATA) => continue,
                 Err(error) => return Err(error.into()),
             }
+            value.shrink_to_fit();
             found.0.insert(name, value);
         }
         Ok(found)
@@ -111,7 +106,7 @@ fn is_ours(name: &[u8]) -> bool {
 }
 
 fn names(file: impl AsFd) -> io::Result<Vec<Vec<u8>>> {
-    let length = match flistxattr(&file, &mut [0_u8; 0][..]) {
+    let length = match flistxattr_query(&file) {
         Ok(0) | Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
         Ok(length) => length,
         Err(error) => return Err(error.into()),
@@ -147,7 +142,13 @@ mod tests {
     #[test]
     fn only_those_of_users_are_taken() {
         let mut none = Attributes::default();
-        for name in [&b"security.capability"[..], b"trusted.overlay.opaque", b"user.", b"user.a\0b", b""] {
+        for name in [
+            &b"security.capability"[..],
+            b"trusted.overlay.opaque",
+            b"user.",
+            b"user.a\0b",
+            b"",
+        ] {
             assert!(!none.insert(name, b"x"));
         }
         assert_eq!(none, Attributes::default());

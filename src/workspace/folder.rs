@@ -271,6 +271,13 @@ pub(super) fn dress(file: impl AsFd, owner: Option<(u32, u32)>, mode: u16, mtime
     Ok(nix::sys::stat::futimens(&file, &time, &time)?)
 }
 
+/// Dates a file of ours to this moment.
+pub(super) fn date_now(path: &Path) -> io::Result<()> {
+    let now = TimeSpec::UTIME_NOW;
+    let flag = UtimensatFlags::NoFollowSymlink;
+    Ok(nix::sys::stat::utimensat(nix::fcntl::AT_FDCWD, path, &now, &now, flag)?)
+}
+
 /// The kernel's present idea of a file's change time. A file whose ctime is earlier cannot change again without its
 /// ctime changing too, however coarse the ticks are.
 pub(super) fn tick() -> io::Result<i64> {

@@ -57,7 +57,11 @@ fn every_format_ever_written_is_read() {
         if !kept.exists() && std::env::var_os("EXUVIA_WRITE_FIXTURES").is_some() {
             let trees = Trees::open(&kept).unwrap();
             let revision = snapshot(&trees, &dir, None).revision;
-            fs::write(kept.join("revision.json"), serde_json::to_vec_pretty(&revision).unwrap()).unwrap();
+            fs::write(
+                kept.join("revision.json"),
+                serde_json::to_vec_pretty(&revision).unwrap(),
+            )
+            .unwrap();
             drop(trees);
             fs::remove_dir(kept.join("blobs/tmp")).unwrap();
             fs::remove_file(kept.join("blobs/lock")).unwrap();

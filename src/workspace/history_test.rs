@@ -113,7 +113,8 @@ fn act(dir: &Path, deed: &Deed) {
         }
         Deed::SetTime(path, seconds) => {
             if let Some(file) = open(&at(dir, *path)) {
-                let time = std::time::UNIX_EPOCH + std::time::Duration::new(u64::from(*seconds), seconds % 1_000_000_000);
+                let time =
+                    std::time::UNIX_EPOCH + std::time::Duration::new(u64::from(*seconds), seconds % 1_000_000_000);
                 file.set_modified(time).unwrap();
             }
         }
@@ -190,7 +191,13 @@ fn one_content_has_one_tree_wherever_it_lies() {
     // A name outside is nothing of the workspace's.
     fs::hard_link(dir.join("a"), bench.dir.path().join("outside")).unwrap();
     let plain = snapshot(&bench.trees, &dir, None);
-    assert_eq!((plain.report.hard_linked, bench.trees.tree(plain.revision.tree).unwrap().links()), (1, None));
+    assert_eq!(
+        (
+            plain.report.hard_linked,
+            bench.trees.tree(plain.revision.tree).unwrap().links()
+        ),
+        (1, None)
+    );
 }
 
 #[test]
@@ -212,7 +219,11 @@ fn four_gibibytes_need_no_memory_and_no_room() {
     let large = fs::File::create(dir.join("large")).unwrap();
     large.write_all_at(b"end", 4 << 30).unwrap();
     fs::write(dir.join("empty"), "").unwrap();
-    let peak = || nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF).unwrap().max_rss();
+    let peak = || {
+        nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF)
+            .unwrap()
+            .max_rss()
+    };
     let before = peak();
     let taken = snapshot(&bench.trees, &dir, None);
     assert_eq!((taken.report.bytes, taken.report.files), ((4 << 30) + 3, 2));
@@ -223,6 +234,9 @@ fn four_gibibytes_need_no_memory_and_no_room() {
     assert_eq!(meta.len(), (4 << 30) + 3);
     assert!(meta.blocks() < 64, "{} blocks", meta.blocks());
     let mut end = [0; 4];
-    fs::File::open(copy.join("large")).unwrap().read_exact_at(&mut end, (4 << 30) - 1).unwrap();
+    fs::File::open(copy.join("large"))
+        .unwrap()
+        .read_exact_at(&mut end, (4 << 30) - 1)
+        .unwrap();
     assert_eq!(&end, b"\0end");
 }

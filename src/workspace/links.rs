@@ -78,7 +78,8 @@ impl Links {
         }
         input.end()?;
         let links = Self::new(groups.iter().cloned());
-        if links.is_empty() || links.0 != groups || links.by_path().len() != groups.iter().map(Vec::len).sum::<usize>() {
+        if links.is_empty() || links.0 != groups || links.by_path().len() != groups.iter().map(Vec::len).sum::<usize>()
+        {
             return Err(Undecodable::Malformed("links out of order"));
         }
         Ok(links)

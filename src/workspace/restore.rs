@@ -133,7 +133,10 @@ impl Restore<'_> {
                     return Ok(None);
                 };
                 let alike = (was, stamp.mode, had) == (blob, *mode, attributes);
-                if !(owned && stamp.covers(meta) && alike) || self.relinked.contains(&self.fill.path) || !self.fill.may_stay(meta) {
+                if !(owned && stamp.covers(meta) && alike)
+                    || self.relinked.contains(&self.fill.path)
+                    || !self.fill.may_stay(meta)
+                {
                     return Ok(None);
                 }
                 let stamp = if meta.mtime == mtime {

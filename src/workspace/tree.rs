@@ -63,9 +63,7 @@ pub enum Node {
         attributes: Option<BlobId>,
     },
     /// The target is data: nothing here ever follows it.
-    Symlink {
-        target: Vec<u8>,
-    },
+    Symlink { target: Vec<u8> },
 }
 
 impl Node {

@@ -24,7 +24,7 @@ pub struct Trees {
 /// A workspace as it was: its tree, which is its identity, and the times that go with it where they are known.
 ///
 /// Compare trees, not revisions: two runs that did the same have one tree and different times.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Revision {
     pub tree: TreeId,
     /// The recorded modification times; without them everything dates from 2000-01-01.

@@ -15,7 +15,7 @@
 use std::collections::HashMap;
 use std::io::{self, Read};
 
-use tar::{Archive, EntryType, PaxExtensions};
+use tar::{Archive, EntryType};
 
 use super::attributes::Attributes;
 use super::draft::{Draft, DraftFile, Leaf, PlaceError};
@@ -54,14 +54,13 @@ pub enum Refusal {
     Ratio,
     #[error("more bytes around its files than the limits allow")]
     Endless,
-    #[error("it is encrypted")]
-    Encrypted,
     #[error("it is no tar archive (plain, gzip or zstd) and no zip file: {0}")]
     Malformed(String),
 }
 
-/// The longest extended header or long name that is read.
-const LONGEST_EXTENSION: u64 = 64 << 10;
+/// The longest long name that is read, and the longest extended header: that may have attributes.
+const LONGEST_NAME: u64 = 64 << 10;
+const LONGEST_EXTENSION: u64 = 1 << 20;
 
 impl Trees {
     /// Stores what a tar stream holds, durably before it returns. Memory use follows the number of entries, not their size.
@@ -163,9 +162,9 @@ impl Upload {
             match entry.header().entry_type() {
                 EntryType::GNULongName => ahead.path = Some(text(&mut entry, &name)?),
                 EntryType::GNULongLink => ahead.target = Some(text(&mut entry, &name)?),
-                EntryType::XHeader => extend(&mut ahead, &extension(&mut entry, &name)?, &name)?,
+                EntryType::XHeader => extend(&mut ahead, &extension(&mut entry, &name, LONGEST_EXTENSION)?, &name)?,
                 EntryType::XGlobalHeader => {
-                    extension(&mut entry, &name)?;
+                    extension(&mut entry, &name, LONGEST_EXTENSION)?;
                 }
                 kind => {
                     let ahead = std::mem::take(&mut ahead);
@@ -286,10 +285,13 @@ pub(super) fn names(path: &[u8]) -> Result<Vec<Name>, Refusal> {
 
 /// Takes from an extended header what counts here; what would change how the content is to be read is refused.
 fn extend(ahead: &mut Ahead, bytes: &[u8], name: &[u8]) -> Result<(), Error> {
-    for extension in PaxExtensions::new(bytes) {
-        let extension = extension.map_err(|e| broken(name, e))?;
-        let value = extension.value_bytes().to_vec();
-        match extension.key_bytes() {
+    let mut left = bytes;
+    while !left.is_empty() {
+        let malformed = || refused(name, Refusal::Malformed("an extended header that is none".to_owned()));
+        let (key, value, rest) = record(left).ok_or_else(malformed)?;
+        left = rest;
+        let value = value.to_vec();
+        match key {
             b"path" => ahead.path = Some(value),
             b"linkpath" => ahead.target = Some(value),
             b"mtime" => ahead.mtime = nanoseconds(&value),
@@ -307,6 +309,16 @@ fn extend(ahead: &mut Ahead, bytes: &[u8], name: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
+/// The first record of an extended header, `length key=value\n`, and what comes after it. A value may have line breaks.
+fn record(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let space = bytes.iter().position(|byte| *byte == b' ')?;
+    let length: usize = std::str::from_utf8(&bytes[..space]).ok()?.parse().ok()?;
+    let (whole, rest) = bytes.split_at_checked(length)?;
+    let body = whole.get(space + 1..)?.strip_suffix(b"\n")?;
+    let equals = body.iter().position(|byte| *byte == b'=')?;
+    Some((&body[..equals], &body[equals + 1..], rest))
+}
+
 /// A decimal number of seconds as pax has it, `-?digits[.digits]`.
 fn nanoseconds(text: &[u8]) -> Option<i64> {
     let text = std::str::from_utf8(text).ok()?;
@@ -318,8 +330,8 @@ fn nanoseconds(text: &[u8]) -> Option<i64> {
     Some(seconds.saturating_mul(1_000_000_000).saturating_add(signed))
 }
 
-fn extension(entry: &mut tar::Entry<'_, impl Read>, name: &[u8]) -> Result<Vec<u8>, Error> {
-    if entry.size() > LONGEST_EXTENSION {
+fn extension(entry: &mut tar::Entry<'_, impl Read>, name: &[u8], most: u64) -> Result<Vec<u8>, Error> {
+    if entry.size() > most {
         return Err(refused(name, Refusal::TooLong));
     }
     let mut bytes = Vec::new();
@@ -329,7 +341,7 @@ fn extension(entry: &mut tar::Entry<'_, impl Read>, name: &[u8]) -> Result<Vec<u
 
 /// A long name: up to its first NUL.
 fn text(entry: &mut tar::Entry<'_, impl Read>, name: &[u8]) -> Result<Vec<u8>, Error> {
-    let mut bytes = extension(entry, name)?;
+    let mut bytes = extension(entry, name, LONGEST_NAME)?;
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     bytes.truncate(end);
     Ok(bytes)

@@ -44,9 +44,6 @@ impl Trees {
             let path = entry.name_raw().to_vec();
             let names = names(&path).map_err(|refusal| refused(&path, refusal))?;
             upload.meter.depth(names.len() as u32, &path)?;
-            if entry.encrypted() {
-                return Err(refused(&path, Refusal::Encrypted));
-            }
             let said = entry.unix_mode();
             let kind = match said.map_or(0, |mode| mode & KIND) {
                 0 if path.ends_with(b"/") => DIRECTORY,
