@@ -552,7 +552,7 @@ mod tests {
         let dir = bench.made("like", &[].into());
         std::fs::create_dir(dir.join("dir")).unwrap();
         std::fs::write(dir.join("dir/f"), "second").unwrap();
-        std::fs::write(dir.join("h"), "second").unwrap();
+        std::fs::hard_link(dir.join("dir/f"), dir.join("h")).unwrap();
         std::os::unix::fs::symlink("/etc/../x//y", dir.join("s")).unwrap();
         assert_eq!(snapshot(&bench.trees, &dir, None).revision.tree, revision.tree);
     }
