@@ -5,13 +5,17 @@ export CARGO_TARGET_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/exuvia/target
 # A test that cannot run fails, instead of saying SKIPPED. `make setup` gives it all it needs.
 export EXUVIA_REQUIRE_ALL ?= 1
 
-.PHONY: demo test setup check build clean stop image
+.PHONY: demo test inspect setup check build clean stop image
 
 demo:
 	bash scripts/demo.sh
 
 test: setup check
 	bash scripts/test.sh
+
+# Inspect's conformance checks for sandbox providers, over the gRPC API.
+inspect: setup
+	bash scripts/inspect.sh
 
 setup:
 	bash scripts/setup.sh

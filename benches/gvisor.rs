@@ -77,8 +77,9 @@ async fn measure(rounds: usize) -> Result<()> {
         note(4, begun);
         let snapshot = data.path().join(format!("snapshot-{round}"));
         let begun = Instant::now();
-        sandbox.checkpoint(&snapshot).await?;
+        let still = sandbox.checkpoint(&snapshot).await?;
         note(5, begun);
+        drop(still);
         sandbox.close(Duration::ZERO).await?;
         let begun = Instant::now();
         let filter = seccomp::default_filter()?;

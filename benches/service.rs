@@ -3,7 +3,12 @@
 //! `cargo bench --bench service`, as root. What is not installed is named and left out. `EXUVIA_BENCH_ROUNDS` (60) rounds, in
 //! each of which every case runs once, so that all see the same weather; `EXUVIA_BENCH_GAP_MS` (0) between two cases: 0 is a
 //! tight loop, 50 is isolated arrivals. `EXUVIA_BENCH_IMAGE` (`exuvia/python`) is what `docker` is measured with.
+//! `EXUVIA_BENCH_ONLY` runs one part: `latency`, `arrivals`, `rate`, `refill`, `output` or `weight`.
 
+#[path = "service/arrivals.rs"]
+mod arrivals;
+#[path = "service/output.rs"]
+mod output;
 mod peers;
 #[path = "service/rate.rs"]
 mod rate;
@@ -35,8 +40,17 @@ fn main() -> Result<()> {
             if asked("latency") {
                 println!("{}", latencies().await?);
             }
+            if asked("arrivals") {
+                println!("{}", arrivals::measure().await?);
+            }
             if asked("rate") {
                 println!("{}", rate::measure().await?);
+            }
+            if asked("refill") {
+                println!("{}", rate::refill().await?);
+            }
+            if asked("output") {
+                println!("{}", output::measure().await?);
             }
             if asked("weight") {
                 println!("{}", weight::measure().await?);
@@ -71,11 +85,13 @@ async fn latencies() -> Result<Table> {
             let name = "new sandbox from the pool, python; result is back";
             let id = t.time(round, name, PYTHON_DOCKER, pooled.create_and_code(STEP)).await?;
             pooled.kill(&id).await?;
+            // What follows is not measured beside its refilling.
+            pooled.fill().await?;
             let name = "new sandbox, pool empty, python; result is back";
             let id = t.time(round, name, PYTHON_DOCKER, bare.create_and_code(STEP)).await?;
             bare.kill(&id).await?;
             t.time(round, PYTHON_BARE, PYTHON_DOCKER, async {
-                succeeds(Command::new("python3").args(["-c", STEP]))
+                succeeds(Command::new(peers::python()).args(["-c", STEP]))
             })
             .await?;
             if let Some(runc) = &runc {
@@ -101,6 +117,7 @@ async fn latencies() -> Result<Table> {
         t.note(round, "  hit: create", TRUE_DOCKER, lap.create);
         t.note(round, "  hit: first exec of true", TRUE_DOCKER, lap.run);
         t.note(round, "  hit: kill", TRUE_DOCKER, lap.kill);
+        pooled.fill().await?;
         let name = "new sandbox, pool empty, true, killed";
         let lap = t.time(round, name, TRUE_DOCKER, bare.create_true_kill()).await?;
         t.note(round, "  empty: create", TRUE_DOCKER, lap.create);

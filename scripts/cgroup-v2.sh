@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the sandbox tests where control groups are version 2 alone: in a virtual machine with Debian's own kernel, made here
-# out of Debian packages. Needs root, Debian 12/13, and some minutes: qemu translates each instruction, so that it
+# out of Debian packages. Needs root, Debian 12/13, and ten minutes: qemu translates each instruction, so that it
 # works without hardware virtualisation too.
 #
 #   scripts/cgroup-v2.sh [TEST-FILTER…]
@@ -42,9 +42,9 @@ tests=$(awk '$1 == "test" { print $2 }' <<<"$built")
 exuvia=$(awk '$1 == "bin" { print $2 }' <<<"$built")
 [ -n "$tests" ] && [ -n "$exuvia" ] || die "cargo built no tests"
 
-# --- the system: essential packages and Python, in an initramfs
+# --- the system: essential packages and what the kernels of languages need, in an initramfs
 say "building the system"
-mmdebstrap --quiet --mode=root --variant=essential --include=python3,git,mount,kmod \
+mmdebstrap --quiet --mode=root --variant=essential --include=python3,nodejs,git,mount,kmod,e2fsprogs \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
     --dpkgopt='path-exclude=/usr/share/locale/*' --skip=output/dev \
     --customize-hook='rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/*' \
@@ -52,7 +52,13 @@ mmdebstrap --quiet --mode=root --variant=essential --include=python3,git,mount,k
 install -D "$tests" "$root/tests"
 install -D "$exuvia" "$root$exuvia"
 strip "$root/tests" "$root$exuvia"
-install -m 644 "$work"/kernel/lib/modules/*/kernel/fs/overlayfs/overlay.ko "$root/"
+# Overlays, and volumes that are images: loop devices and ext4.
+modules=$(cd "$work/kernel" && echo lib/modules/*)
+install -d "$root/$modules/kernel/drivers"
+cp -r "$work/kernel/$modules"/modules.{order,builtin,builtin.modinfo} "$root/$modules/"
+cp -r "$work/kernel/$modules"/kernel/{fs,lib,crypto} "$root/$modules/kernel/"
+cp -r "$work/kernel/$modules/kernel/drivers/block" "$root/$modules/kernel/drivers/"
+chroot "$root" depmod "${modules##*/}"
 mkdir -p "$root/new"
 printf '%q ' "$@" >"$root/filter"
 echo "$exuvia" >"$root/exuvia"
@@ -75,7 +81,7 @@ mount -t sysfs none /sys
 mount -t cgroup2 none /sys/fs/cgroup
 mount -t tmpfs none /tmp
 mount -t tmpfs none /run
-insmod /overlay.ko
+modprobe -a overlay loop ext4
 exuvia=$(cat /exuvia)
 {
     echo "== kernel $(uname -r); controllers: $(cat /sys/fs/cgroup/cgroup.controllers)"

@@ -35,6 +35,8 @@ if [ "$scope" = all ]; then
     want runc runc
     want mmdebstrap mmdebstrap
     want zstd zstd
+    # For Inspect's checks.
+    /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
 fi
 
 apt_updated=

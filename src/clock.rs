@@ -18,6 +18,11 @@ impl Timestamp {
         Self(self.0.saturating_add(i64::try_from(by.as_millis()).unwrap_or(i64::MAX)))
     }
 
+    /// This instant moved back, saturating.
+    pub fn minus(self, by: Duration) -> Self {
+        Self(self.0.saturating_sub(i64::try_from(by.as_millis()).unwrap_or(i64::MAX)))
+    }
+
     /// How long after `earlier` this is; zero when it is not after.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0).max(0) as u64)
@@ -67,5 +72,22 @@ impl Manual {
 impl Clock for Manual {
     fn now(&self) -> Timestamp {
         Timestamp(self.0.load(Ordering::SeqCst))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_time_span_wraps_around() {
+        let now = Timestamp(5_000);
+        let spans = [Duration::from_secs(2), Duration::MAX, Duration::from_millis(u64::MAX)];
+        assert_eq!(spans.map(|span| now.plus(span).0), [7_000, i64::MAX, i64::MAX]);
+        assert_eq!(
+            spans.map(|span| now.minus(span).0),
+            [3_000, 5_000 - i64::MAX, 5_000 - i64::MAX]
+        );
+        assert_eq!(now.since(now.plus(Duration::MAX)), Duration::ZERO);
     }
 }

@@ -130,6 +130,9 @@ id!(
     /// A code kernel in a sandbox, which keeps its state.
     ContextId, "ctx_");
 id!(
+    /// A sandbox with all that ran in it, kept to make others from.
+    SnapshotId, "snap_");
+id!(
     /// A person's decision that is asked for.
     ApprovalId, "apr_");
 

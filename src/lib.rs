@@ -46,9 +46,9 @@
 //!   `tonic::Status`, and the place that says what a client may not name (`api/convert.rs`).
 //! - [`assembly`]: puts the parts together over one data directory, and guards that directory.
 //! - [`fleet`]: sandboxes that clients use directly, without an agent loop: one driver task each, a quota, leases by which the next
-//!   server goes on with them, the warm pool, and the output of their commands. Knows no runs.
+//!   server goes on with them, the warm pool, snapshots with memory, and the output of their commands. Knows no runs.
 //! - [`run`]: durable runs. A pure core (`state.rs`: entries in, state out, no IO) and a shell that commits first and acts
-//!   second (`driver.rs`). `service.rs` is what every face calls.
+//!   second (`driver.rs`). `service.rs` is what every face calls; forks, recordings and their replay have a file each.
 //! - [`task`]: what is asked: the frozen request that a run starts from, and the task file that a person writes.
 //! - [`tool`]: what a model can call: schemas, argument checks, results and their size cap, one file a tool. It acts through
 //!   `tool::world::World` and knows no sandbox.
@@ -68,6 +68,7 @@
 //!   strict fake in memory.
 //! - [`tasks`], [`clock`], [`ids`], [`error`], [`process`]: background work with an owner; time and identities as values; what
 //!   all errors share; which process is which. [`chaos`]: the kill switch for proving durability on a real process.
+//!   `scratch`, `skip`: for tests alone, those in `tests/` too.
 //!
 //! # Who depends on whom
 //!
@@ -143,6 +144,8 @@ pub mod process;
 pub mod run;
 #[cfg(feature = "host")]
 pub mod sandbox;
+#[cfg(all(test, feature = "host"))]
+mod scratch;
 #[cfg(feature = "host")]
 pub mod secret;
 #[cfg(all(test, feature = "host"))]

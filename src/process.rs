@@ -2,7 +2,9 @@
 //!
 //! A pid alone is reused, so it is kept with the start time of its process and the boot it belongs to.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
 use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
@@ -67,7 +69,7 @@ fn boot_id() -> io::Result<&'static str> {
 
 /// When the process began; `None` when there is none, or only its zombie.
 fn started(pid: u32) -> io::Result<Option<u64>> {
-    let stat = match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+    let stat = match read_made(format!("/proc/{pid}/stat")) {
         Ok(stat) => stat,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         // It ended between open and read.
@@ -82,6 +84,18 @@ fn started(pid: u32) -> io::Result<Option<u64>> {
         (Some(_), Some(start)) => start.parse().map(Some).map_err(io::Error::other),
         (_, _) => Err(io::Error::other(format!("/proc/{pid}/stat makes no sense"))),
     }
+}
+
+/// Reads a file that the kernel makes up as it is read, in one go. It has no size beforehand, so `std` would read it in
+/// pieces, of 32 bytes at first.
+///
+/// # Errors
+/// As for any file; text that is not UTF-8.
+pub fn read_made(path: impl AsRef<Path>) -> io::Result<String> {
+    let mut text = String::with_capacity(16 << 10);
+    // Without the limit the file would be asked for its size.
+    File::open(path)?.take(u64::MAX).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 #[cfg(test)]

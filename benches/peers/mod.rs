@@ -39,3 +39,10 @@ pub fn succeeds(command: &mut Command) -> Result<()> {
     )
     .into())
 }
+
+/// An interpreter itself: what is found first along PATH may be a script that chooses one.
+pub fn python() -> &'static str {
+    const PLAIN: [&str; 2] = ["/usr/bin/python3", "/usr/local/bin/python3"];
+    let there = PLAIN.into_iter().find(|path| std::path::Path::new(path).exists());
+    there.unwrap_or("python3")
+}

@@ -1,9 +1,8 @@
-//! How much a machine gets done: sandboxes and steps a second, and bytes of output.
+//! How much a machine gets done: sandboxes and steps a second, and how soon a pool is full again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use exuvia::api::proto::ExecStart;
 use futures::StreamExt;
 
 use crate::STEP;
@@ -97,11 +96,6 @@ pub async fn measure() -> Result<String> {
         docker.close().await?;
     }
 
-    text += &format!(
-        "\n{:58} {:10.1} MB/s\n",
-        "output of one command, 1 GiB, to the client",
-        output(&bare).await? / 1e6
-    );
     stop(bare).await?;
     stop(pooled).await?;
     Ok(text)
@@ -128,23 +122,37 @@ where
     Ok(count as f64 / begun.elapsed().as_secs_f64())
 }
 
-async fn output(server: &Server) -> Result<f64> {
-    const BYTES: usize = 1 << 30;
-    let id = server.create().await?;
-    let start = ExecStart {
-        sandbox_id: id.clone(),
-        argv: ["head", "-c", "1073741824", "/dev/zero"]
-            .map(|word| word.as_bytes().to_vec())
-            .into(),
-        ..ExecStart::default()
-    };
-    let begun = Instant::now();
-    let mut got = 0;
-    server.exec(start, |data| got += data.len()).await?;
-    let took = begun.elapsed();
-    server.kill(&id).await?;
-    if got != BYTES {
-        return Err(format!("{got} bytes came of {BYTES}").into());
+/// How soon a pool that was emptied is full again, and what that costs.
+pub async fn refill() -> Result<String> {
+    let server = Arc::new(Server::start(&["--pool", &format!("default={BURST}..{BURST}")]).await?);
+    server.fill().await?;
+    let ids: Vec<Result<String>> = futures::stream::iter(0..BURST)
+        .map(|_| server.create())
+        .buffer_unordered(WIDTH)
+        .collect()
+        .await;
+    let (begun, busy) = (Instant::now(), busy()?);
+    server.fill().await?;
+    let (took, busy) = (begun.elapsed(), self::busy()? - busy);
+    for id in ids {
+        server.kill(&id?).await?;
     }
-    Ok(BYTES as f64 / took.as_secs_f64())
+    stop(server).await?;
+    Ok(format!(
+        "a pool of {BURST}, emptied, filled again\n\n\
+         sandboxes with Python that waits, a second    {:8.1}\n\
+         processor time of the whole machine for each  {:8.1} ms\n",
+        BURST as f64 / took.as_secs_f64(),
+        busy.as_secs_f64() * 1e3 / BURST as f64,
+    ))
+}
+
+/// Processor time of the whole machine that was not idle, from proc(5): other work is in it.
+fn busy() -> Result<Duration> {
+    let text = std::fs::read_to_string("/proc/stat")?;
+    let all = text.lines().next().unwrap_or_default().split_whitespace().skip(1);
+    let ticks: Vec<u64> = all.map(str::parse).collect::<std::result::Result<_, _>>()?;
+    // user, nice, system, idle, iowait, irq, softirq; what follows is in those, or not ours.
+    let used = ticks.iter().take(7).sum::<u64>() - ticks.iter().skip(3).take(2).sum::<u64>();
+    Ok(Duration::from_millis(used * 10))
 }

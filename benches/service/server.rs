@@ -82,6 +82,15 @@ impl Server {
         self.child.id()
     }
 
+    /// The ids of all on this host, parked or not.
+    pub fn sandboxes(&self) -> Result<Vec<String>> {
+        let there = std::fs::read_dir(self.data.path().join("sandboxes"))?;
+        Ok(there
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect())
+    }
+
     /// Waits until the pool is full: each sandbox on this host, parked or not, is a directory.
     pub async fn fill(&self) -> Result<()> {
         let begun = Instant::now();

@@ -1,5 +1,7 @@
-//! What a sandbox that does nothing costs. `EXUVIA_BENCH_IDLE` (1000) of them at once.
+//! What a sandbox that does nothing costs: `EXUVIA_BENCH_IDLE` (1000) of them at once, and `EXUVIA_BENCH_IDLE_PYTHON` (200) in
+//! which Python waits.
 
+use std::collections::HashSet;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -9,7 +11,13 @@ use crate::peers::{self, Result};
 use crate::server::Server;
 
 pub async fn measure() -> Result<String> {
-    let count = peers::setting("EXUVIA_BENCH_IDLE", 1000)?;
+    let agents = agents(peers::setting("EXUVIA_BENCH_IDLE", 1000)?).await?;
+    let pythons = pythons(peers::setting("EXUVIA_BENCH_IDLE_PYTHON", 200)?).await?;
+    Ok(format!("{agents}\n{pythons}"))
+}
+
+/// With nothing in them but the guest.
+async fn agents(count: usize) -> Result<String> {
     let server = Server::start(&[]).await?;
     // Whatever the server needs once, it has then.
     let first = server.create().await?;
@@ -22,6 +30,7 @@ pub async fn measure() -> Result<String> {
         .await?;
     let made = begun.elapsed();
     let fell = before.saturating_sub(available()?);
+    let own = own_memory(&server)? / (count + 1) as f64;
     let cpu = cpu_of(server.pid())?;
     tokio::time::sleep(Duration::from_secs(5)).await;
     let idle = cpu_of(server.pid())?.saturating_sub(cpu);
@@ -35,15 +44,56 @@ pub async fn measure() -> Result<String> {
     server.stop().await?;
     Ok(format!(
         "{count} idle sandboxes at once\n\n\
-         made in                                      {:8.2} s\n\
-         killed in                                    {:8.2} s\n\
-         MemAvailable fell by, for each (host, kernel included) {:8.3} MiB\n\
-         processor time of the server in 5 idle seconds {:8} ms\n",
+         made in                                          {:8.2} s\n\
+         killed in                                        {:8.2} s\n\
+         own memory of each (proportional set)            {own:8.3} MiB\n\
+         MemAvailable fell by, for each (kernel included) {:8.3} MiB\n\
+         processor time of the server in 5 idle seconds   {:8} ms\n",
         made.as_secs_f64(),
         ended.as_secs_f64(),
         fell as f64 / 1024.0 / count as f64,
         idle * 10,
     ))
+}
+
+/// Parked, with an interpreter that waits for code.
+async fn pythons(count: usize) -> Result<String> {
+    let before = available()?;
+    let server = Server::start(&["--pool", &format!("default={count}..{count}")]).await?;
+    let begun = Instant::now();
+    server.fill().await?;
+    let made = begun.elapsed();
+    let fell = before.saturating_sub(available()?);
+    let own = own_memory(&server)? / count as f64;
+    server.stop().await?;
+    Ok(format!(
+        "{count} parked sandboxes in which Python waits\n\n\
+         made in                                          {:8.2} s\n\
+         own memory of each (proportional set)            {own:8.3} MiB\n\
+         MemAvailable fell by, for each (with the server) {:8.3} MiB\n",
+        made.as_secs_f64(),
+        fell as f64 / 1024.0 / count as f64,
+    ))
+}
+
+/// MiB that the processes in all sandboxes of a server have, what they share divided among them.
+fn own_memory(server: &Server) -> Result<f64> {
+    let ids: HashSet<String> = server.sandboxes()?.into_iter().collect();
+    let mut kib = 0;
+    for process in fs::read_dir("/proc")?.flatten() {
+        let is_ours = |groups: String| {
+            let mut groups = groups.lines().filter_map(|line| line.rsplit('/').next());
+            groups.any(|group| ids.contains(group))
+        };
+        if !fs::read_to_string(process.path().join("cgroup")).is_ok_and(is_ours) {
+            continue;
+        }
+        // One that has just ended has none.
+        let memory = fs::read_to_string(process.path().join("smaps_rollup")).unwrap_or_default();
+        let pss = memory.lines().find_map(|line| line.strip_prefix("Pss:"));
+        kib += pss.map_or(Ok(0), |text| text.trim().trim_end_matches(" kB").trim().parse::<u64>())?;
+    }
+    Ok(kib as f64 / 1024.0)
 }
 
 /// KiB, from proc(5).

@@ -3,7 +3,7 @@
 
 use tonic::{Response, Status};
 
-use super::convert::{duration, duration_in};
+use super::convert::{duration, duration_in, person};
 use super::proto::{self, code_event::Kind};
 use super::status::{self, invalid};
 use super::{Answer, Out, convert_exec};
@@ -18,7 +18,7 @@ pub async fn run(fleet: &Fleet, request: proto::RunCodeRequest) -> Answer<Out<pr
         context: (!request.context_id.is_empty()).then_some(request.context_id),
         timeout: duration_in(request.timeout, "timeout")?,
         env: request.env.into_iter().collect(),
-        by: request.by,
+        by: person(request.by)?,
     };
     let running = fleet.run_code(&request.sandbox_id, code).await;
     let mut running = running.map_err(|error| status::of_fleet(&error))?;
@@ -46,7 +46,7 @@ pub async fn create(fleet: &Fleet, request: proto::CreateContextRequest) -> Answ
         language: language(&request.language)?.unwrap_or(Language::Python),
         cwd: (!request.cwd.is_empty()).then_some(request.cwd),
         env: request.env.into_iter().collect(),
-        by: request.by,
+        by: person(request.by)?,
     };
     answer(fleet.create_context(&request.sandbox_id, wish).await)
 }

@@ -17,7 +17,7 @@ use crate::policy::BudgetOverrides;
 use crate::run::event::{Call, Entry, Event, Limit, Outcome};
 use crate::run::service::{Submission, View};
 use crate::run::state::Used;
-use crate::sandbox::ImageRef;
+use crate::sandbox::{BackendName, ImageRef};
 use crate::task::Model;
 use crate::workspace::{InvalidId, Revision};
 
@@ -33,11 +33,30 @@ pub(super) fn duration(value: Duration) -> Option<prost_types::Duration> {
     prost_types::Duration::try_from(value).ok()
 }
 
+/// Longest name of who asks for something, in bytes: it goes to the guest, and on the record.
+const MAX_BY: usize = 256;
+
+pub(super) fn person(by: String) -> Result<String, Status> {
+    match by.len() <= MAX_BY {
+        true => Ok(by),
+        false => Err(invalid(format!("`by` is longer than {MAX_BY} bytes"))),
+    }
+}
+
+/// Some 10,000 years: the most that the type is for (google/protobuf/duration.proto). In milliseconds it is a u64.
+const LONGEST: Duration = Duration::from_secs(315_576_000_000);
+
 pub(super) fn duration_in(value: Option<prost_types::Duration>, field: &str) -> Result<Option<Duration>, Status> {
-    value
-        .map(Duration::try_from)
-        .transpose()
-        .map_err(|_| invalid(format!("`{field}` is not a duration of zero or more")))
+    let refused = || {
+        invalid(format!(
+            "`{field}` is not a duration of zero to 315,576,000,000 seconds"
+        ))
+    };
+    let duration = value.map(Duration::try_from).transpose().map_err(|_| refused())?;
+    match duration {
+        Some(duration) if duration > LONGEST => Err(refused()),
+        Some(_) | None => Ok(duration),
+    }
 }
 
 /// JSON as `google.protobuf.Value`. Integers beyond 2^53 lose digits, as JSON numbers do there.
@@ -213,6 +232,7 @@ pub fn run_record(record: &crate::store::RunRecord) -> proto::Run {
         session_id: record.session.to_string(),
         trace_id: record.trace.to_string(),
         parent_run_id: record.parent.as_ref().map(ToString::to_string).unwrap_or_default(),
+        parent_revision: record.base.map(|base| base.revision),
         state: state(&record.state).into(),
         seq: record.seq,
         revision: record.revision,
@@ -261,7 +281,32 @@ fn kind(event: &Event) -> proto::event::Kind {
             check: task.check.unwrap_or_default(),
             tree: task.workspace.tree.to_string(),
         }),
-        Event::Claimed { worker, fence } => Kind::Claimed(proto::Claimed { worker, fence }),
+        Event::Claimed { worker, fence, stale } => Kind::Claimed(proto::Claimed {
+            worker,
+            fence,
+            stale: stale.and_then(duration),
+        }),
+        Event::Forked(fork) => Kind::Forked(proto::Forked {
+            run_id: fork.run.to_string(),
+            revision: fork.revision,
+            by: fork.by,
+            message: fork.message.unwrap_or_default(),
+            policy: fork.policy_name,
+            policy_hash: fork.policy_hash,
+        }),
+        Event::OutcomeUnknown {
+            step,
+            attempt,
+            approval,
+            decision,
+            action_hash: _,
+        } => Kind::OutcomeUnknown(proto::OutcomeUnknown {
+            step,
+            attempt,
+            approval_id: approval.to_string(),
+            reason: decision.reason,
+        }),
+        Event::NotDone { step, attempt } => Kind::NotDone(proto::NotDone { step, attempt }),
         Event::ModelReplied {
             step,
             attempt,
@@ -386,12 +431,12 @@ fn kind(event: &Event) -> proto::event::Kind {
             fault: Some(fault(&why)),
             retry,
         }),
-        Event::PauseRequested { by, reason } => Kind::PauseRequested(proto::Control { by, reason }),
+        Event::PauseRequested { by, reason, now } => Kind::PauseRequested(proto::Control { by, reason, now }),
         Event::Resumed { by } => Kind::Resumed(proto::Control {
             by,
-            reason: String::new(),
+            ..proto::Control::default()
         }),
-        Event::CancelRequested { by, reason } => Kind::CancelRequested(proto::Control { by, reason }),
+        Event::CancelRequested { by, reason } => Kind::CancelRequested(proto::Control { by, reason, now: false }),
         Event::DeadlineReached => Kind::DeadlineReached(proto::DeadlineReached {}),
         Event::Ended { outcome: how } => Kind::Ended(outcome(&how)),
     }
@@ -415,6 +460,12 @@ pub(super) fn image(field: &str, text: &str) -> Result<ImageRef, Status> {
             "`{field}` is `host`, `image:NAME` or `docker:NAME`; a path of the host can only stand in a policy"
         ))
     })
+}
+
+/// Which backend is meant; `field` is what the client wrote it in.
+pub(super) fn backend(field: &str, name: &str) -> Result<BackendName, Status> {
+    clap::ValueEnum::from_str(name, false)
+        .map_err(|_| invalid(format!("`{field}`: `{name}` is no backend: it is `oci` or `docker`")))
 }
 
 /// What a client may not choose, since it would reach with the server's rights where the client's do not: files of the
@@ -477,9 +528,8 @@ pub fn submission(task: proto::Task) -> Result<Submission, Status> {
         labels: task.labels.into_iter().collect(),
         image: some(task.image).map(|text| image("task.image", &text)).transpose()?,
         backend: some(task.backend)
-            .map(|name| clap::ValueEnum::from_str(&name, false))
-            .transpose()
-            .map_err(|error| parsed("backend", error))?,
+            .map(|name| backend("task.backend", &name))
+            .transpose()?,
         trace: some(task.trace_id)
             .map(|trace| trace.parse())
             .transpose()
@@ -587,5 +637,18 @@ mod tests {
         ] {
             assert!(image("image", bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_backend_that_is_none_is_told_with_those_that_are() {
+        assert_eq!(backend("backend", "docker").unwrap(), BackendName::Docker);
+        let refused = backend("task.backend", "kata").unwrap_err();
+        assert_eq!(
+            (refused.code(), refused.message()),
+            (
+                tonic::Code::InvalidArgument,
+                "`task.backend`: `kata` is no backend: it is `oci` or `docker`"
+            )
+        );
     }
 }

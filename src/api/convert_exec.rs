@@ -3,12 +3,12 @@
 
 use tonic::Status;
 
-use super::convert::{duration, duration_in, time};
+use super::convert::{duration, duration_in, person, time};
 use super::proto::{self, exec_ended::Cause as Pb, exec_event::Kind};
 use super::status::invalid;
 use crate::fleet::execs::{Channel, Counts, ExecView, Finish, How, Item, Offsets, OnDisconnect, Overflow, Start};
 use crate::fleet::state::Cause as Over;
-use crate::sandbox::exec::{GRACE, Pressure};
+use crate::sandbox::exec::{GRACE, MAX_GRACE, Pressure};
 use crate::sandbox::{Background, Cause, TerminalSize};
 
 /// Largest piece of standard input in one message.
@@ -32,6 +32,10 @@ pub fn start(start: proto::ExecStart) -> Result<Start, Status> {
         Ok(proto::Background::Keep) => Background::Keep,
         Err(_) => return Err(no_enum("background", start.background)),
     };
+    let grace = duration_in(start.grace, "grace")?.unwrap_or(GRACE);
+    if grace > MAX_GRACE {
+        return Err(invalid(format!("`grace` is at most {} s", MAX_GRACE.as_secs())));
+    }
     Ok(Start {
         argv: start.argv,
         env: start.env.into_iter().collect(),
@@ -43,8 +47,8 @@ pub fn start(start: proto::ExecStart) -> Result<Start, Status> {
         background,
         overflow,
         user: (!start.user.is_empty()).then_some(start.user),
-        grace: duration_in(start.grace, "grace")?.unwrap_or(GRACE),
-        by: start.by,
+        grace,
+        by: person(start.by)?,
     })
 }
 

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use tonic::Status;
 
-use super::convert::{duration, duration_in, image, time, workspace};
+use super::convert::{backend, duration, duration_in, image, person, time, workspace};
 use super::proto;
 use super::status::invalid;
 use crate::clock::Timestamp;
 use crate::fleet::state::{Cause, End, State};
-use crate::fleet::{Ask, Info};
+use crate::fleet::{Ask, Info, SnapshotInfo};
+use crate::ids;
 use crate::sandbox::disk::Holds;
 use crate::sandbox::{Limits, Usage};
 
@@ -26,28 +27,37 @@ pub fn ask(request: proto::CreateSandboxRequest) -> Result<Ask, Status> {
             "`policy` is the name of a policy that the server knows, not a path",
         ));
     }
-    let (tree, times) = match request.workspace {
-        None => (None, None),
-        Some(proto::create_sandbox_request::Workspace::Tree(tree)) => (some(tree), some(request.times)),
-        Some(proto::create_sandbox_request::Workspace::Snapshot(_)) => {
-            return Err(invalid("`snapshot`: this server keeps no snapshots of memory"));
+    let parsed = |field: &str, error: String| invalid(format!("`{field}`: {error}"));
+    let (tree, times, snapshot) = match request.workspace {
+        None if !request.times.is_empty() => return Err(invalid("`times` belongs to a `tree`")),
+        None => (None, None, None),
+        Some(proto::create_sandbox_request::Workspace::Tree(tree)) => (some(tree), some(request.times), None),
+        Some(proto::create_sandbox_request::Workspace::Snapshot(id)) => {
+            let id = id
+                .parse()
+                .map_err(|error: ids::Invalid| parsed("snapshot", error.to_string()))?;
+            (None, None, Some(id))
         }
     };
-    let parsed = |field: &str, error: String| invalid(format!("`{field}`: {error}"));
+    let labels = request.labels.into_iter().collect();
+    crate::task::check_labels(&labels).map_err(|error| parsed("labels", error))?;
     Ok(Ask {
-        policy: some(request.policy).unwrap_or_else(|| "default".into()),
+        policy: some(request.policy).unwrap_or_else(|| match snapshot {
+            None => "default".into(),
+            Some(_) => String::new(),
+        }),
         image: some(request.image).map(|text| image("image", &text)).transpose()?,
         backend: some(request.backend)
-            .map(|name| clap::ValueEnum::from_str(&name, false))
-            .transpose()
-            .map_err(|error| parsed("backend", error))?,
+            .map(|name| backend("backend", &name))
+            .transpose()?,
         env: request.env.into_iter().collect(),
-        labels: request.labels.into_iter().collect(),
+        labels,
         ttl: duration_in(request.ttl, "ttl")?,
         idle_timeout: duration_in(request.idle_timeout, "idle_timeout")?,
         workspace: workspace(tree, times).map_err(|error| parsed("tree", error.to_string()))?,
+        snapshot,
         queue_timeout: duration_in(request.queue_timeout, "queue_timeout")?.unwrap_or_default(),
-        by: request.by,
+        by: person(request.by)?,
     })
 }
 
@@ -86,6 +96,19 @@ pub fn sandbox(info: &Info) -> proto::Sandbox {
         },
         from_pool: facts.from_pool,
         lacks: facts.lacks.clone(),
+    }
+}
+
+/// A snapshot with memory.
+pub fn snapshot(info: &SnapshotInfo) -> proto::Snapshot {
+    proto::Snapshot {
+        snapshot: info.id.to_string(),
+        sandbox_id: info.sandbox.to_string(),
+        policy: info.policy.clone(),
+        created_at: time(info.created_at),
+        tree: info.workspace.tree.to_string(),
+        times: info.workspace.times.map(|times| times.to_string()).unwrap_or_default(),
+        bytes: info.bytes,
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures::{Stream, StreamExt};
 use tonic::{Response, Status, Streaming};
 
+use super::convert::person;
 use super::proto::{self, attach_request, exec_request};
 use super::status::{self, invalid};
 use super::{Answer, Out, convert_exec as convert};
@@ -26,8 +27,9 @@ pub async fn exec(fleet: &Fleet, mut words: Streaming<proto::ExecRequest>) -> An
     let Some(exec_request::Kind::Start(start)) = first else {
         return Err(invalid("the first message has `start`"));
     };
-    let (sandbox, has_stdin, by) = (start.sandbox_id.clone(), start.stdin, start.by.clone());
+    let (sandbox, has_stdin) = (start.sandbox_id.clone(), start.stdin);
     let start = convert::start(start)?;
+    let by = start.by.clone();
     let attached = fleet.exec(&sandbox, start).await;
     let attached = attached.map_err(|error| status::of_fleet(&error))?;
     let words = words.map(|word| {
@@ -97,8 +99,13 @@ fn respond(
             }
         }
     };
-    // Ends with the client's words, or with the command.
-    fleet.spawn("input of a command", move |_| passer);
+    // Ends with the client's words, with the command, or with the server.
+    fleet.spawn("input of a command", move |stop| async move {
+        tokio::select! {
+            () = passer => {}
+            () = stop.cancelled() => {}
+        }
+    });
     let stop = fleet.stopping();
     let events = async_stream::stream! {
         let mut attached = attached;
@@ -177,7 +184,7 @@ pub async fn signal(fleet: &Fleet, request: proto::SignalRequest) -> Answer<prot
         by,
     } = request;
     let to = if tree { Aim::Tree } else { Aim::Group };
-    let sent = fleet.signal(&sandbox_id, &exec_id, signal, to, &by).await;
+    let sent = fleet.signal(&sandbox_id, &exec_id, signal, to, &person(by)?).await;
     sent.map_err(|error| status::of_fleet(&error))?;
     Ok(Response::new(proto::SignalResponse {}))
 }

@@ -4,22 +4,31 @@ use futures::StreamExt;
 use serde_json::json;
 use tonic::{Response, Status, Streaming};
 
+use super::convert::person;
 use super::proto::{self, file_info, write_file_request};
 use super::status::{self, invalid};
 use super::{Answer, Out};
-use crate::fleet::{Error, Fleet, Visit};
+use crate::fleet::{Fleet, Visit};
+use crate::sandbox;
 use crate::sandbox::files::{Change, ChangeKind, Entry, Kind, Range};
 
 /// Most entries of one listing, and how deep it may go.
 const MOST_ENTRIES: u32 = 100_000;
 const MOST_DEPTH: u32 = 64;
+/// Largest piece of a file in one message of a client's.
+const MAX_DATA: usize = 1 << 20;
 
-fn failed(error: crate::sandbox::Error) -> Status {
-    status::of_fleet(&Error::from(error))
+/// What came of a call, or why nothing did.
+async fn done<T>(visit: &Visit, result: Result<T, sandbox::Error>) -> Result<T, Status> {
+    match result {
+        Ok(done) => Ok(done),
+        Err(error) => Err(status::of_fleet(&visit.failed(error).await)),
+    }
 }
 
 fn visit(fleet: &Fleet, sandbox: &str, by: &str) -> Result<Visit, Status> {
-    fleet.visit(sandbox, by).map_err(|error| status::of_fleet(&error))
+    let by = person(by.to_owned())?;
+    fleet.visit(sandbox, &by).map_err(|error| status::of_fleet(&error))
 }
 
 fn shown(path: &[u8]) -> String {
@@ -32,7 +41,7 @@ pub async fn stat(fleet: &Fleet, request: proto::FileRequest) -> Answer<proto::F
 }
 
 async fn told(visit: &Visit, path: &[u8]) -> Answer<proto::FileInfo> {
-    let entry = visit.sandbox().files().stat(path).await.map_err(failed)?;
+    let entry = done(visit, visit.sandbox().files().stat(path).await).await?;
     Ok(Response::new(info(entry)))
 }
 
@@ -43,7 +52,7 @@ pub async fn list(fleet: &Fleet, request: proto::ListFilesRequest) -> Answer<Out
     }
     let files = visit.sandbox().files();
     let listing = files.list(&request.path, request.depth.max(1), MOST_ENTRIES).await;
-    let listing = listing.map_err(failed)?;
+    let listing = done(&visit, listing).await?;
     let cut = listing.truncated.then(|| {
         Err(Status::resource_exhausted(format!(
             "there are more than {MOST_ENTRIES} entries"
@@ -60,10 +69,9 @@ pub async fn read(fleet: &Fleet, request: proto::ReadFileRequest) -> Answer<Out<
         length: (request.length != 0).then_some(request.length),
     };
     let reading = visit.sandbox().files().read_stream(&request.path, range).await;
-    let mut reading = reading.map_err(failed)?;
+    let mut reading = done(&visit, reading).await?;
     let chunks = async_stream::try_stream! {
-        let _visit = visit;
-        while let Some(data) = reading.next().await.map_err(failed)? {
+        while let Some(data) = done(&visit, reading.next().await).await? {
             yield proto::FileChunk { data };
         }
     };
@@ -82,25 +90,24 @@ pub async fn write(fleet: &Fleet, mut parts: Streaming<proto::WriteFileRequest>)
     let mode = (start.mode != 0).then_some(start.mode);
     let mut bytes = 0_u64;
     let writing = async {
-        let mut writing = visit
-            .sandbox()
-            .files()
-            .write_stream(&start.path, mode)
-            .await
-            .map_err(failed)?;
+        let writing = visit.sandbox().files().write_stream(&start.path, mode).await;
+        let mut writing = done(&visit, writing).await?;
         // A stream that breaks off leaves everything as it was.
         while let Some(part) = parts.message().await? {
             match part.kind {
+                Some(write_file_request::Kind::Data(data)) if data.len() > MAX_DATA => {
+                    return Err(invalid(format!("`data` is at most {MAX_DATA} bytes a message")));
+                }
                 Some(write_file_request::Kind::Data(data)) => {
                     bytes += data.len() as u64;
-                    writing.write(&data).await.map_err(failed)?;
+                    done(&visit, writing.write(&data).await).await?;
                 }
                 Some(write_file_request::Kind::Start(_)) | None => {
                     return Err(invalid("only the first message has `start`"));
                 }
             }
         }
-        writing.finish().await.map_err(failed)
+        done(&visit, writing.finish().await).await
     };
     let written = writing.await;
     let details = json!({ "path": shown(&start.path), "bytes": bytes,
@@ -113,13 +120,12 @@ pub async fn write(fleet: &Fleet, mut parts: Streaming<proto::WriteFileRequest>)
 pub async fn watch(fleet: &Fleet, request: proto::WatchFilesRequest) -> Answer<Out<proto::FileChange>> {
     let visit = visit(fleet, &request.sandbox_id, "")?;
     let watch = visit.sandbox().files().watch(&request.path, request.recursive).await;
-    let mut watch = watch.map_err(failed)?;
+    let mut watch = done(&visit, watch).await?;
     let changes = async_stream::try_stream! {
-        let _visit = visit;
         // It is on.
         yield proto::FileChange::default();
         loop {
-            yield change(watch.next().await.map_err(failed)?);
+            yield change(done(&visit, watch.next().await).await?);
         }
     };
     let stop = fleet.stopping();
@@ -145,13 +151,8 @@ fn change(change: Change) -> proto::FileChange {
     }
 }
 
-async fn on_record<T>(
-    visit: &Visit,
-    action: &str,
-    done: &Result<T, crate::sandbox::Error>,
-    mut details: serde_json::Value,
-) {
-    let outcome = match done {
+async fn on_record<T>(visit: &Visit, action: &str, result: &Result<T, sandbox::Error>, mut details: serde_json::Value) {
+    let outcome = match result {
         Ok(_) => "ok",
         Err(error) => {
             details["reason"] = crate::error::chain(error).into();
@@ -175,7 +176,7 @@ pub async fn make_directory(fleet: &Fleet, request: proto::MakeDirectoryRequest)
         json!({ "path": shown(&request.path) }),
     )
     .await;
-    made.map_err(failed)?;
+    done(&visit, made).await?;
     told(&visit, &request.path).await
 }
 
@@ -184,7 +185,7 @@ pub async fn rename(fleet: &Fleet, request: proto::MoveFileRequest) -> Answer<pr
     let moved = visit.sandbox().files().rename(&request.from, &request.to).await;
     let details = json!({ "from": shown(&request.from), "to": shown(&request.to) });
     on_record(&visit, "file.moved", &moved, details).await;
-    moved.map_err(failed)?;
+    done(&visit, moved).await?;
     told(&visit, &request.to).await
 }
 
@@ -197,7 +198,7 @@ pub async fn remove(fleet: &Fleet, request: proto::RemoveFileRequest) -> Answer<
     };
     let details = json!({ "path": shown(&request.path), "recursive": request.recursive });
     on_record(&visit, "file.removed", &removed, details).await;
-    removed.map_err(failed)?;
+    done(&visit, removed).await?;
     Ok(Response::new(proto::RemoveFileResponse {}))
 }
 

@@ -66,6 +66,7 @@ mod tests {
         let kind = proto::event::Kind::Claimed(proto::Claimed {
             worker: "w".into(),
             fence: 3,
+            ..Default::default()
         });
         let event = self::event(&proto::Event {
             seq: 2,

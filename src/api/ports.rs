@@ -6,7 +6,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::{Response, Streaming};
 
-use super::convert::duration_in;
+use super::convert::{duration_in, person};
 use super::proto::{self, dial_request, dial_response};
 use super::status::{self, invalid};
 use super::{Answer, Out};
@@ -28,11 +28,15 @@ pub async fn dial(fleet: &Fleet, mut words: Streaming<proto::DialRequest>) -> An
         .unwrap_or_default()
         .min(LONGEST_WAIT);
     let failed = |error: Error| status::of_fleet(&error);
-    let visit = fleet.visit(&start.sandbox_id, &start.by).map_err(failed)?;
+    let visit = fleet.visit(&start.sandbox_id, &person(start.by)?).map_err(failed)?;
     let dialled = visit.sandbox().dial(port, wait).await;
     let outcome = if dialled.is_ok() { "ok" } else { "failed" };
     visit.record("port.dialled", outcome, json!({ "port": port })).await;
-    let (mut from, mut to) = dialled.map_err(|error| failed(error.into()))?.into_split();
+    let dialled = match dialled {
+        Ok(dialled) => dialled,
+        Err(error) => return Err(failed(visit.failed(error).await)),
+    };
+    let (mut from, mut to) = dialled.into_split();
     let inward = async move {
         // Whatever ends it, the program inside sees the end of what it reads.
         while let Ok(Some(word)) = words.message().await {
@@ -46,24 +50,38 @@ pub async fn dial(fleet: &Fleet, mut words: Streaming<proto::DialRequest>) -> An
         }
         let _ = to.shutdown().await;
     };
+    let (ended, end) = tokio::sync::oneshot::channel();
     fleet.spawn("inward half of a connection", move |stop| async move {
         tokio::select! {
             () = inward => {}
             () = stop.cancelled() => {}
+            // The client went away. What it said last may wait for a program that does not read.
+            Err(_) = end => {}
         }
     });
     let outward = async_stream::stream! {
-        let _visit = visit;
+        // Dropped with the stream, which is how that half hears of a client that went away.
+        let mut ended = Some(ended);
         yield word(dial_response::Kind::Connected(true));
         let mut buffer = vec![0; CHUNK];
         loop {
             match from.read(&mut buffer).await {
                 Ok(0) => {
-                    yield word(dial_response::Kind::Eof(true));
+                    // This half alone.
+                    let _ = ended.take().map(|ended| ended.send(()));
+                    // What ends with its sandbox has not said all that it had to.
+                    yield match visit.over() {
+                        Some(over) => Err(failed(over)),
+                        None => word(dial_response::Kind::Eof(true)),
+                    };
                     return;
                 }
                 Ok(length) => yield word(dial_response::Kind::Data(buffer[..length].to_vec())),
                 Err(error) => {
+                    if let Some(over) = visit.over() {
+                        yield Err(failed(over));
+                        return;
+                    }
                     yield Err(tonic::Status::unavailable(format!("the connection broke: {error}")));
                     return;
                 }

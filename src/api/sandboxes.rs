@@ -2,17 +2,19 @@
 //! `code.rs`, files in `files.rs`, ports in `ports.rs`.
 
 use futures::StreamExt;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Streaming};
 
+use super::convert::person;
 use super::proto::sandbox_service_server::SandboxService;
 use super::{
     Answer, Out, code, convert_exec, convert_sandbox as convert, execs, files, page_token, ports, proto, status,
 };
-use crate::fleet::{Fleet, Query};
+use crate::fleet::{Error, Fleet, Query, Taken, What};
 
 const PAGE: usize = 50;
 const MAX_PAGE: usize = 500;
 const MAX_KEY: usize = 256;
+const MAX_REASON: usize = 4096;
 
 #[derive(Debug, Clone)]
 pub struct Sandboxes {
@@ -23,11 +25,6 @@ impl Sandboxes {
     pub fn new(fleet: Fleet) -> Self {
         Self { fleet }
     }
-}
-
-/// What this build has no code for.
-fn not_here<T>(what: &str) -> Answer<T> {
-    Err(Status::unimplemented(format!("this server has no {what} yet")))
 }
 
 #[tonic::async_trait]
@@ -129,7 +126,11 @@ impl SandboxService for Sandboxes {
             context_id,
             by,
         } = request.into_inner();
-        code::answer(self.fleet.interrupt_context(&sandbox_id, &context_id, &by).await)
+        code::answer(
+            self.fleet
+                .interrupt_context(&sandbox_id, &context_id, &person(by)?)
+                .await,
+        )
     }
 
     async fn restart_context(&self, request: Request<proto::ContextRequest>) -> Answer<proto::CodeContext> {
@@ -138,7 +139,7 @@ impl SandboxService for Sandboxes {
             context_id,
             by,
         } = request.into_inner();
-        code::answer(self.fleet.restart_context(&sandbox_id, &context_id, &by).await)
+        code::answer(self.fleet.restart_context(&sandbox_id, &context_id, &person(by)?).await)
     }
 
     async fn delete_context(&self, request: Request<proto::ContextRequest>) -> Answer<proto::CodeContext> {
@@ -147,7 +148,7 @@ impl SandboxService for Sandboxes {
             context_id,
             by,
         } = request.into_inner();
-        code::answer(self.fleet.delete_context(&sandbox_id, &context_id, &by).await)
+        code::answer(self.fleet.delete_context(&sandbox_id, &context_id, &person(by)?).await)
     }
 
     async fn stat_file(&self, request: Request<proto::FileRequest>) -> Answer<proto::FileInfo> {
@@ -216,37 +217,62 @@ impl SandboxService for Sandboxes {
 
     async fn pause(&self, request: Request<proto::SandboxRequest>) -> Answer<proto::Sandbox> {
         let proto::SandboxRequest { sandbox_id, by } = request.into_inner();
-        answer(self.fleet.pause(&sandbox_id, by).await)
+        answer(self.fleet.pause(&sandbox_id, person(by)?).await)
     }
 
     async fn resume(&self, request: Request<proto::SandboxRequest>) -> Answer<proto::Sandbox> {
         let proto::SandboxRequest { sandbox_id, by } = request.into_inner();
-        answer(self.fleet.resume(&sandbox_id, by).await)
+        answer(self.fleet.resume(&sandbox_id, person(by)?).await)
     }
 
     async fn snapshot(&self, request: Request<proto::SnapshotRequest>) -> Answer<proto::SnapshotResponse> {
         let proto::SnapshotRequest { sandbox_id, memory, by } = request.into_inner();
-        if memory {
-            return not_here("snapshot of memory");
-        }
-        let taken = self.fleet.snapshot(&sandbox_id, by).await;
-        let taken = taken.map_err(|error| status::of_fleet(&error))?;
+        let what = if memory { What::Memory } else { What::Files };
+        let taken = self.fleet.snapshot(&sandbox_id, what, person(by)?).await;
+        let Taken { revision, memory } = taken.map_err(|error| status::of_fleet(&error))?;
         Ok(Response::new(proto::SnapshotResponse {
-            tree: taken.tree.to_string(),
-            times: taken.times.map(|times| times.to_string()).unwrap_or_default(),
-            snapshot: String::new(),
+            tree: revision.tree.to_string(),
+            times: revision.times.map(|times| times.to_string()).unwrap_or_default(),
+            snapshot: memory.map(|id| id.to_string()).unwrap_or_default(),
         }))
+    }
+
+    async fn list_snapshots(
+        &self,
+        _request: Request<proto::ListSnapshotsRequest>,
+    ) -> Answer<proto::ListSnapshotsResponse> {
+        let found = self.fleet.snapshots().await;
+        let found = found.map_err(|error| status::of_fleet(&error))?;
+        Ok(Response::new(proto::ListSnapshotsResponse {
+            snapshots: found.iter().map(convert::snapshot).collect(),
+        }))
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<proto::DeleteSnapshotRequest>,
+    ) -> Answer<proto::DeleteSnapshotResponse> {
+        let proto::DeleteSnapshotRequest { snapshot, by } = request.into_inner();
+        let id = snapshot
+            .parse()
+            .map_err(|_| status::of_fleet(&Error::NoSnapshot(crate::ids::shown(&snapshot))))?;
+        let deleted = self.fleet.delete_snapshot(&id, &by).await;
+        deleted.map_err(|error| status::of_fleet(&error))?;
+        Ok(Response::new(proto::DeleteSnapshotResponse {}))
     }
 
     async fn renew(&self, request: Request<proto::RenewRequest>) -> Answer<proto::Sandbox> {
         let proto::RenewRequest { sandbox_id, ttl, by } = request.into_inner();
         let ttl = convert::required(ttl, "ttl")?;
-        answer(self.fleet.renew(&sandbox_id, ttl, by).await)
+        answer(self.fleet.renew(&sandbox_id, ttl, person(by)?).await)
     }
 
     async fn kill(&self, request: Request<proto::KillRequest>) -> Answer<proto::Sandbox> {
         let proto::KillRequest { sandbox_id, by, reason } = request.into_inner();
-        answer(self.fleet.kill(&sandbox_id, by, reason).await)
+        if reason.len() > MAX_REASON {
+            return Err(status::invalid(format!("`reason` is longer than {MAX_REASON} bytes")));
+        }
+        answer(self.fleet.kill(&sandbox_id, person(by)?, reason).await)
     }
 
     async fn dial(&self, request: Request<Streaming<proto::DialRequest>>) -> Answer<Self::DialStream> {

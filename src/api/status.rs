@@ -12,6 +12,9 @@ use crate::{fleet, run};
 
 const DOMAIN: &str = "exuvia";
 
+/// Longest message. It goes out twice, in a header and in the details, and a usual client takes 8 KiB of headers.
+const MOST_MESSAGE: usize = 1024;
+
 /// When whoever found no place may try again.
 const PLACE: Duration = Duration::from_secs(1);
 
@@ -71,13 +74,23 @@ fn told(kind: Kind, reason: &str, message: String) -> (String, ErrorDetails) {
         | Kind::Conflict
         | Kind::Exhausted
         | Kind::Deadline
-        | Kind::Unavailable => message,
+        | Kind::Unavailable => shortened(message),
     };
     let mut details = ErrorDetails::with_error_info(reason, DOMAIN, metadata);
     if kind.is_retryable() {
         details.set_retry_info(Some(Duration::from_secs(1)));
     }
     (message, details)
+}
+
+/// Its beginning, and how much is left out: names and paths of a request may be as long as they like. A header has three
+/// bytes for one that is not plain.
+fn shortened(message: String) -> String {
+    if message.len() <= MOST_MESSAGE {
+        return message;
+    }
+    let kept = message.floor_char_boundary(MOST_MESSAGE);
+    format!("{}… ({} bytes more)", &message[..kept], message.len() - kept)
 }
 
 fn code(kind: Kind) -> Code {
@@ -104,6 +117,9 @@ mod tests {
         let status = of(&run::Error::NoApproval("any".into()));
         assert_eq!(status.code(), Code::FailedPrecondition);
         assert_eq!(status.get_details_error_info().unwrap().reason, "NO_OPEN_APPROVAL");
+        let status = invalid("é".repeat(5000));
+        let expected = format!("{}… (8976 bytes more)", "é".repeat(512));
+        assert_eq!(status.message(), expected, "fits the headers that a client takes");
         let status = of(&run::Error::Broke("secret detail".into()));
         assert_eq!(status.code(), Code::Internal);
         assert!(!status.message().contains("secret detail"), "{}", status.message());

@@ -5,6 +5,8 @@ use tonic::{Request, Response, Streaming};
 
 use super::proto::task_service_server::TaskService;
 use super::{Answer, Out, convert, page_token, proto, status};
+use crate::run::fork::Fork;
+use crate::run::recording::{self, Recording};
 use crate::run::{self, Service};
 use crate::store::{Query, Signal};
 
@@ -29,6 +31,7 @@ impl Tasks {
 impl TaskService for Tasks {
     type WatchStream = Out<proto::Event>;
     type GetWorkspaceStream = Out<proto::WorkspaceChunk>;
+    type ExportStream = Out<proto::RecordingChunk>;
     type GetArtifactStream = Out<proto::ArtifactChunk>;
 
     async fn upload_workspace(
@@ -119,13 +122,69 @@ impl TaskService for Tasks {
     }
 
     async fn cancel(&self, request: Request<proto::ControlRequest>) -> Answer<proto::Run> {
-        let proto::ControlRequest { id, by, reason } = request.into_inner();
+        let proto::ControlRequest { id, by, reason, now: _ } = request.into_inner();
         self.signal(&id, Signal::Cancel { by, reason }).await
     }
 
     async fn pause(&self, request: Request<proto::ControlRequest>) -> Answer<proto::Run> {
-        let proto::ControlRequest { id, by, reason } = request.into_inner();
-        self.signal(&id, Signal::Pause { by, reason }).await
+        let proto::ControlRequest { id, by, reason, now } = request.into_inner();
+        self.signal(&id, Signal::Pause { by, reason, now }).await
+    }
+
+    async fn fork(&self, request: Request<proto::ForkRequest>) -> Answer<proto::Run> {
+        let proto::ForkRequest {
+            id,
+            revision,
+            message,
+            by,
+            accept,
+        } = request.into_inner();
+        let fork = Fork {
+            revision,
+            message: (!message.is_empty()).then_some(message),
+            by,
+            accept_policy: match accept.as_slice() {
+                [] => false,
+                [one] if one == "policy" => true,
+                _ => return Err(status::invalid("`accept` takes `policy` alone".to_owned())),
+            },
+        };
+        let child = self.service.fork(&id, fork).await.map_err(|error| status::of(&error))?;
+        self.answer(child.run.as_str()).await
+    }
+
+    async fn export(&self, request: Request<proto::GetRequest>) -> Answer<Self::ExportStream> {
+        let id = request.into_inner().id;
+        let recording = self.service.record_of(&id).await.map_err(|error| status::of(&error))?;
+        let text = recording.to_text();
+        let chunks: Vec<_> = text
+            .as_bytes()
+            .chunks(CHUNK)
+            .map(|data| Ok(proto::RecordingChunk { data: data.to_vec() }))
+            .collect();
+        Ok(Response::new(Box::pin(futures::stream::iter(chunks))))
+    }
+
+    async fn import(&self, request: Request<Streaming<proto::RecordingChunk>>) -> Answer<proto::Run> {
+        let mut chunks = request.into_inner();
+        let mut bytes = Vec::new();
+        while let Some(chunk) = chunks.next().await {
+            bytes.extend(chunk?.data);
+            if bytes.len() > recording::MAX_BYTES {
+                return Err(status::invalid(format!(
+                    "a recording has at most {} bytes",
+                    recording::MAX_BYTES
+                )));
+            }
+        }
+        let text = String::from_utf8(bytes).map_err(|_| status::invalid("a recording is text".to_owned()))?;
+        let recording = Recording::parse(&text).map_err(|error| status::of(&error.into()))?;
+        let record = self
+            .service
+            .import(recording)
+            .await
+            .map_err(|error| status::of(&error))?;
+        self.answer(record.run.as_str()).await
     }
 
     async fn resume(&self, request: Request<proto::ControlRequest>) -> Answer<proto::Run> {

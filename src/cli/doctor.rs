@@ -14,8 +14,8 @@ use super::{Context, Error, Exit};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// End what dead servers left on this host whose data directories are gone: sandboxes and mounts that no start of a
-    /// server would find.
+    /// End what dead servers left on this host: sandboxes, containers, working directories with their mounts; of this data
+    /// directory, but for what its next server goes on with, and of those that are gone.
     #[arg(long)]
     fix: bool,
 }
@@ -87,7 +87,10 @@ struct Report {
 
 pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
     let mut needed = checks::host();
-    needed.extend([disks::quota(&context.data_dir), strays::look(args.fix)]);
+    needed.extend([
+        disks::quota(&context.data_dir),
+        strays::look(&context.data_dir, args.fix).await,
+    ]);
     let report = Report {
         sandbox: checks::sandbox(&context.data_dir).await,
         needed,

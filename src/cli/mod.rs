@@ -27,6 +27,7 @@ mod image;
 mod policy;
 mod progress;
 mod remote;
+mod replay;
 mod report;
 mod run;
 mod sandbox;
@@ -66,6 +67,8 @@ enum Command {
     Run(Box<run::Args>),
     /// Work with the tasks of a server.
     Task(task::Args),
+    /// Replay recorded runs on this build, and tell where it would go another way; executes nothing.
+    Replay(replay::Args),
     /// Use a sandbox directly.
     Sandbox(sandbox::Args),
     /// Bring images for sandboxes in, look at them, take them out.
@@ -154,6 +157,7 @@ async fn dispatch(command: Command, context: &Context) -> Result<Exit, Error> {
         Command::Serve(args) => serve::run(args, context).await,
         Command::Run(args) => run::run(*args, context).await,
         Command::Task(args) => task::run(args, context).await,
+        Command::Replay(args) => replay::run(args, context).await,
         Command::Sandbox(args) => sandbox::run(args, context).await,
         Command::Image(args) => image::run(args, context).await,
         Command::Policy(args) => policy::run(args, context).await,

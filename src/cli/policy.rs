@@ -92,8 +92,7 @@ fn check(files: &[String], data_dir: &Path) -> Answer {
                 for violation in &violations {
                     let _ = writeln!(text, "{violation}");
                 }
-                let plural = if violations.len() == 1 { "problem" } else { "problems" };
-                let _ = writeln!(text, "{file}: not valid, {} {plural}", violations.len());
+                let _ = writeln!(text, "{file}: not valid, {}", problems(violations.len()));
                 objects.push(json!({"file": file, "valid": false, "violations": violations}));
             }
             Err(error) => {
@@ -261,6 +260,13 @@ fn show(policy: &Policy) -> String {
     text
 }
 
+fn problems(count: usize) -> String {
+    match count {
+        1 => "1 problem".to_owned(),
+        more => format!("{more} problems"),
+    }
+}
+
 fn list(data_dir: &Path) -> Result<Answer, Error> {
     let (mut objects, mut text) = (Vec::new(), String::new());
     for listed in Policies::list(data_dir)? {
@@ -271,7 +277,7 @@ fn list(data_dir: &Path) -> Result<Answer, Error> {
         let (hash, about) = match &loaded {
             Ok(policy) => (Some(policy.hash()), policy.description().unwrap_or_default().to_owned()),
             Err(policy::Error::Invalid { violations, .. }) => {
-                (None, format!("not valid: {} problems", violations.len()))
+                (None, format!("not valid: {}", problems(violations.len())))
             }
             Err(error) => (None, crate::error::chain(error)),
         };

@@ -113,6 +113,26 @@ fn list_names_the_built_in_ones() {
 }
 
 #[test]
+fn list_counts_the_problems_of_a_policy_that_is_not_valid() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("policies")).unwrap();
+    let file = dir.path().join("policies/mine.toml");
+    for (body, told) in [
+        ("foo = 1\n", "not valid: 1 problem"),
+        ("foo = 1\nbar = 1\n", "not valid: 2 problems"),
+    ] {
+        std::fs::write(
+            &file,
+            format!("format_version = 1\nname = \"mine\"\nextends = \"default\"\n{body}"),
+        )
+        .unwrap();
+        let (_, _, text) = list(dir.path()).unwrap();
+        let line = text.lines().find(|line| line.starts_with("mine ")).unwrap();
+        assert!(line.ends_with(told), "{line}");
+    }
+}
+
+#[test]
 fn the_command_line_parses() {
     #[derive(clap::Parser)]
     struct Cli {

@@ -45,9 +45,20 @@ async fn channel(url: &str) -> Result<Channel, Error> {
         .connect()
         .await
         .map_err(|error| {
-            Error::of(Kind::Unavailable, &error)
-                .hint(format!("is a server running at {full}? start one with `exuvia serve`"))
+            Error::new(
+                Kind::Unavailable,
+                format!("no server answers at {full}: {}", root(&error)),
+            )
+            .hint("start one with `exuvia serve`, or name another with --server or EXUVIA_SERVER")
         })
+}
+
+/// What is at the bottom of it: the layers above say the same again.
+fn root(error: &dyn std::error::Error) -> String {
+    std::iter::successors(Some(error), |error| error.source())
+        .last()
+        .unwrap_or(error)
+        .to_string()
 }
 
 /// The stable reason of a refusal, where the server gave one.
@@ -60,7 +71,8 @@ fn hint(status: &Status) -> Option<String> {
     if let Some(wait) = status.get_details_retry_info().and_then(|info| info.retry_delay) {
         return Some(format!("try again in {}", humantime::format_duration(wait)));
     }
-    (status.code() == Code::Unimplemented)
+    // A server that knows the call says itself what it lacks; the one that does not know it says nothing.
+    (status.code() == Code::Unimplemented && status.message().is_empty())
         .then(|| "the server is of another version, and does not know this call".to_owned())
 }
 
@@ -84,5 +96,38 @@ impl From<Status> for Error {
             hint: hint(&status),
             reason: reason(&status),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_server_that_is_not_there_is_named_once_and_plainly() {
+        let free = std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        let error = channel(&free.to_string()).await.unwrap_err();
+        assert_eq!(
+            (error.exit(), error.message),
+            (
+                crate::cli::Exit::Unavailable,
+                format!("no server answers at http://{free}: Connection refused (os error 111)")
+            )
+        );
+    }
+
+    #[test]
+    fn only_a_call_that_the_server_does_not_know_hints_at_its_version() {
+        assert_eq!(
+            hint(&Status::unimplemented("")).as_deref(),
+            Some("the server is of another version, and does not know this call")
+        );
+        assert_eq!(
+            hint(&Status::unimplemented("this server has no snapshot of memory yet")),
+            None
+        );
     }
 }

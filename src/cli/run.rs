@@ -300,8 +300,8 @@ pub async fn follow(
     finish(service, &view, context, apply).await
 }
 
-/// Ctrl-C, a closed terminal, or a polite end from outside: the run is let go of, and can be resumed.
-async fn interrupted() {
+/// Ctrl-C, a closed terminal, or a polite end from outside. A run is let go of then, and can be resumed.
+pub(super) async fn interrupted() {
     use tokio::signal::unix::{SignalKind, signal};
     let wait = |kind| async move {
         match signal(kind) {

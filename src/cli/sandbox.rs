@@ -1,7 +1,7 @@
 //! `exuvia sandbox …`: sandboxes without an agent.
 //!
 //! `run` makes one here for a single command (`embedded`, with `plan`, `pass` and `trail`). All others ask a server for
-//! sandboxes that stay: `life` (create … kill), `exec` (over `stream`, `terminal`, `screen` and `input`), `copy`, `files`,
+//! sandboxes that stay: `life` (create … kill), `snapshots`, `exec` (over `stream`, `terminal`, `screen` and `input`), `copy`, `files`,
 //! `stats`, `forward`, `code`. How a command ended becomes an exit code in `verdict`, for both ways.
 
 mod code;
@@ -16,6 +16,7 @@ mod pass;
 mod plan;
 mod screen;
 mod show;
+mod snapshots;
 mod stats;
 mod stream;
 mod terminal;
@@ -64,12 +65,15 @@ enum Action {
     Resume(At<life::One>),
     /// Keep its workspace as it is now; prints the tree, which `create --workspace` takes.
     Snapshot(At<life::Snapshot>),
+    /// List the snapshots with memory, newest first, or delete some.
+    Snapshots(At<snapshots::Snapshots>),
     /// End sandboxes; one that has ended already is no error.
     Kill(At<life::Kill>),
     /// Run a command in a sandbox.
     #[command(after_help = exec::NOTES)]
     Exec(Box<At<exec::Exec>>),
     /// Go on with a command that runs or has ended lately: its output from an offset, then what it does.
+    #[command(after_help = exec::ATTACH_NOTES)]
     Attach(At<exec::Attach>),
     /// List the commands of a sandbox: those that run, and those that ended lately.
     Ps(At<exec::Ps>),
@@ -103,6 +107,7 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
         Action::Pause(at) => life::pause(at.what, &at.server, context).await,
         Action::Resume(at) => life::resume(at.what, &at.server, context).await,
         Action::Snapshot(at) => life::snapshot(at.what, &at.server, context).await,
+        Action::Snapshots(at) => snapshots::snapshots(at.what, &at.server, context).await,
         Action::Kill(at) => life::kill(at.what, &at.server, context).await,
         Action::Exec(at) => exec::exec(at.what, &at.server, context).await,
         Action::Attach(at) => exec::attach(at.what, &at.server, context).await,

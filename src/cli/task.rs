@@ -1,12 +1,14 @@
 //! `exuvia task …`: the tasks of a server.
 
+pub(super) mod fork;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio_stream::StreamExt;
+use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
@@ -56,9 +58,26 @@ enum Command {
     /// Stop a run for good.
     Cancel(Control),
     /// Hold a run at its next safe point.
-    Pause(Control),
+    Pause {
+        #[command(flatten)]
+        control: Control,
+        /// Stop what is going on, too; it is begun again when the run goes on.
+        #[arg(long)]
+        now: bool,
+    },
     /// Let a paused run go on.
     Resume(Control),
+    /// Begin a child run at a checkpoint of another run.
+    Fork(fork::Args),
+    /// Write a run to one file: journal and checkpoints, no credentials, no workspace files.
+    Export {
+        id: String,
+        /// Where to; `-` = stdout.
+        #[arg(long, short, default_value = "-", value_name = "FILE")]
+        output: PathBuf,
+    },
+    /// Take an exported run in, under new ids.
+    Import { file: PathBuf },
     /// The conversation, one message a line with --json.
     Transcript { id: String },
     /// What the run changed, as a unified diff.
@@ -112,6 +131,7 @@ impl Control {
             id: self.id,
             by: self.by.unwrap_or_else(super::person),
             reason: self.reason,
+            now: false,
         }
     }
 }
@@ -131,7 +151,16 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
         } => list(client, states, labels, limit, page_token, context).await,
         Command::Watch { id, after } => watch(client, id, after, context).await,
         Command::Cancel(control) => Ok(show(&client.cancel(control.request()).await?.into_inner(), context)),
-        Command::Pause(control) => Ok(show(&client.pause(control.request()).await?.into_inner(), context)),
+        Command::Pause { control, now } => {
+            let request = proto::ControlRequest {
+                now,
+                ..control.request()
+            };
+            Ok(show(&client.pause(request).await?.into_inner(), context))
+        }
+        Command::Fork(fork) => fork::fork(client, fork, context).await,
+        Command::Export { id, output } => fork::export(client, id, &output, context).await,
+        Command::Import { file } => fork::import(client, &file, context).await,
         Command::Resume(control) => Ok(show(&client.resume(control.request()).await?.into_inner(), context)),
         Command::Transcript { id } => transcript(client, id, context).await,
         Command::Diff { id, from, to } => {
@@ -351,19 +380,28 @@ async fn pull(
     revision: Option<u64>,
     context: &Context,
 ) -> Result<Exit, Error> {
-    let fail = |error: std::io::Error| Error::of(Kind::Unavailable, &error);
-    let mut chunks = client
+    let chunks = client
         .get_workspace(proto::GetWorkspaceRequest { id, revision })
         .await?
         .into_inner();
+    save(chunks.map(|chunk| Ok(chunk?.data)), output, context).await
+}
+
+/// Writes a stream of bytes to a file, or to stdout for `-`.
+async fn save(
+    mut pieces: impl Stream<Item = Result<Vec<u8>, Status>> + Unpin,
+    output: &Path,
+    context: &Context,
+) -> Result<Exit, Error> {
+    let fail = |error: std::io::Error| Error::of(Kind::Unavailable, &error);
     let is_stdout = output == Path::new("-");
     let mut to: Box<dyn Write> = match is_stdout {
         true => Box::new(std::io::stdout().lock()),
         false => Box::new(std::fs::File::create(output).map_err(fail)?),
     };
     let mut bytes = 0;
-    while let Some(chunk) = chunks.next().await {
-        let data = chunk?.data;
+    while let Some(piece) = pieces.next().await {
+        let data = piece?;
         bytes += data.len();
         to.write_all(&data).map_err(fail)?;
     }

@@ -1,22 +1,29 @@
 //! What a client asks for when it wants a sandbox, and the plan that a policy makes of it.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::Error;
+use super::{Error, snapshot};
+use crate::ids::SnapshotId;
 use crate::policy::{Policies, Policy};
 use crate::sandbox::backend::Backends;
 use crate::sandbox::seccomp::Profile;
 use crate::sandbox::{BackendName, ImageRef, Isolation, Limits, Mount, image};
+use crate::task::check_labels;
 use crate::workspace::{Pool, Revision};
+
+/// Longest variable: the kernel takes 128 KiB for one, with its `=` and its NUL.
+const MOST_VARIABLE: usize = (128 << 10) - 2;
+/// Most of all variables: half of what a command can be given, its arguments included.
+const MOST_ENVIRONMENT: usize = 1 << 20;
 
 /// A wish for a sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Ask {
-    /// The name of a policy; a client may not name files.
+    /// The name of a policy; a client may not name files. Empty = the snapshot's.
     pub policy: String,
     /// `None` = the policy's.
     pub image: Option<ImageRef>,
@@ -28,6 +35,9 @@ pub struct Ask {
     pub idle_timeout: Option<Duration>,
     /// `None` = an empty workspace.
     pub workspace: Option<Revision>,
+    /// Memory to go on from; the workspace comes with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<SnapshotId>,
     /// How long to wait for a place. Not a part of what is asked for.
     #[serde(skip)]
     pub queue_timeout: Duration,
@@ -36,7 +46,7 @@ pub struct Ask {
 }
 
 /// What sandboxes have in common that can stand in for each other.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Shape {
     pub backend: BackendName,
     pub image: ImageRef,
@@ -53,6 +63,8 @@ pub(super) struct Plan {
     pub policy: Policy,
     pub ttl: Duration,
     pub ask: Ask,
+    /// Where the memory to go on from is.
+    pub memory: Option<PathBuf>,
 }
 
 impl Ask {
@@ -61,24 +73,43 @@ impl Ask {
     /// # Errors
     /// The first thing that is.
     pub(super) async fn plan(mut self, data_dir: &Path, backends: &Backends, trees: &Pool) -> Result<Plan, Error> {
+        let kept = self
+            .snapshot
+            .as_ref()
+            .map(|id| snapshot::find(data_dir, id))
+            .transpose()?;
+        if let Some((kept, _)) = &kept {
+            if self.policy.is_empty() {
+                self.policy.clone_from(&kept.policy);
+            }
+            self.image.get_or_insert_with(|| kept.shape.image.clone());
+            self.backend.get_or_insert(kept.shape.backend);
+            self.workspace = Some(kept.workspace);
+        }
         let policy = Policies::named(&self.policy, data_dir)?;
         let shape = Shape::of(&policy, self.image.as_ref(), self.backend, backends, data_dir).await?;
+        if let (Some(id), Some((kept, _))) = (&self.snapshot, &kept) {
+            kept.shape.fits(&shape, id)?;
+        }
         let most = shape.limits.wall_time;
         let ttl = self.ttl.unwrap_or(most);
         if ttl.is_zero() || ttl > most {
             return Err(Error::Invalid(format!(
-                "`ttl` is between a moment and the wall time of the policy, {}",
+                "`ttl` is more than nothing and at most the `wall_time` of policy `{}`, {}",
+                self.policy,
                 humantime::format_duration(most)
             )));
         }
         if self.idle_timeout.is_some_and(|idle| idle.is_zero()) {
             return Err(Error::Invalid("`idle_timeout` is longer than nothing".into()));
         }
-        for name in self.env.keys() {
-            check_variable(name)?;
-        }
+        check_environment(&self.env)?;
+        check_labels(&self.labels).map_err(Error::Invalid)?;
         // What the image sets lies below what the client does.
         let mut env = image::environment(&shape.image, data_dir)?;
+        if let Some((kept, _)) = &kept {
+            env.extend(kept.env.clone());
+        }
         env.append(&mut self.env);
         self.env = env;
         if let Some(workspace) = self.workspace {
@@ -89,7 +120,31 @@ impl Ask {
             policy,
             ttl,
             ask: self,
+            memory: kept.map(|(_, memory)| memory),
         })
+    }
+}
+
+/// # Errors
+/// For what would keep every command from starting.
+fn check_environment(env: &BTreeMap<String, String>) -> Result<(), Error> {
+    for (name, value) in env {
+        check_variable(name)?;
+        if value.contains('\0') {
+            return Err(Error::Invalid(format!("`env`: the value of {name:?} holds a NUL")));
+        }
+        if name.len() + value.len() > MOST_VARIABLE {
+            return Err(Error::Invalid(format!(
+                "`env`: {name:?} has more than {MOST_VARIABLE} bytes"
+            )));
+        }
+    }
+    let bytes: usize = env.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
+    match bytes > MOST_ENVIRONMENT {
+        true => Err(Error::Invalid(format!(
+            "`env`: all of it has {bytes} bytes, more than {MOST_ENVIRONMENT}"
+        ))),
+        false => Ok(()),
     }
 }
 
@@ -120,6 +175,27 @@ async fn require(trees: &Pool, workspace: Revision) -> Result<(), Error> {
 }
 
 impl Shape {
+    /// Whether what ran in a sandbox of this shape may go on in one of another. Only in the same: its programs carry their
+    /// limits and their filter along, and must not get round what the policy says by now.
+    fn fits(&self, wanted: &Self, snapshot: &SnapshotId) -> Result<(), Error> {
+        let parts = [
+            ("image", self.image == wanted.image),
+            ("backend", self.backend == wanted.backend),
+            ("isolation", self.isolation == wanted.isolation),
+            ("limits", self.limits == wanted.limits),
+            ("mounts", self.mounts == wanted.mounts),
+            ("system-call filter", self.seccomp == wanted.seccomp),
+        ];
+        let other: Vec<&str> = parts.iter().filter(|(_, same)| !same).map(|(name, _)| *name).collect();
+        match other.is_empty() {
+            true => Ok(()),
+            false => Err(Error::SnapshotUnfit {
+                snapshot: snapshot.clone(),
+                reason: format!("what is asked for has another {}", other.join(", ")),
+            }),
+        }
+    }
+
     /// What a policy makes of these wishes on this host.
     ///
     /// # Errors

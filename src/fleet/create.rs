@@ -17,8 +17,10 @@ use super::service::{Fleet, Info, Inner};
 use super::state::{Cause, End, State};
 use super::{Error, pool};
 use crate::ids::SandboxId;
-use crate::sandbox::{Capabilities, Identity, Spec};
+use crate::sandbox::{Capabilities, Identity, Isolation, Spec};
 
+/// What a sandbox lacks that cannot be kept with its memory.
+pub(super) const MEMORY_SNAPSHOT: &str = "memory_snapshot";
 /// Orders that a driver may be behind.
 const ORDERS: usize = 64;
 
@@ -66,7 +68,8 @@ impl Fleet {
         inner.check()?;
         let maker = &inner.maker;
         let plan = ask.plan(maker.data_dir(), maker.backends(), maker.trees()).await?;
-        let lacks = lacks(&maker.backends().get(plan.shape.backend).await?.capabilities());
+        let able = maker.backends().get(plan.shape.backend).await?.capabilities();
+        let lacks = lacks(&able, plan.shape.isolation);
         let place = inner.quota.take(plan.ask.queue_timeout).await?;
         let is_kept = key.is_some();
         let (send, receive) = oneshot::channel();
@@ -74,7 +77,11 @@ impl Fleet {
         // From here on it runs to its end, whoever waits.
         inner.tasks.spawn("sandbox", move |stop| async move {
             let inner = inner_of_task;
-            let (parked, dead) = inner.pool.take(&plan.shape).await;
+            let (parked, dead) = match plan.memory {
+                None => inner.pool.take(&plan.shape).await,
+                // What is to go on cannot go into another that is there already.
+                Some(_) => (None, Vec::new()),
+            };
             for made in dead {
                 pool::clear(made).await;
             }
@@ -128,8 +135,11 @@ fn abandon(member: &Member) {
 }
 
 /// What a backend cannot do, by name.
-pub(super) fn lacks(able: &Capabilities) -> Vec<String> {
-    let mut lacks = vec!["memory_snapshot".to_owned()];
+pub(super) fn lacks(able: &Capabilities, isolation: Isolation) -> Vec<String> {
+    let mut lacks = Vec::new();
+    if !able.memory_snapshot.contains(&isolation) {
+        lacks.push(MEMORY_SNAPSHOT.to_owned());
+    }
     if !able.freeze {
         lacks.push("pause".to_owned());
     }
@@ -150,6 +160,7 @@ fn enlist(
         policy,
         ttl,
         ask,
+        memory,
     } = plan;
     let created_at = inner.clock.now();
     let spec = match &parked {
@@ -184,13 +195,16 @@ fn enlist(
         from_pool: parked.is_some(),
         key,
     };
-    let driver = driver(inner, lease, lacks, State::Creating, place);
+    let mut driver = driver(inner, lease, lacks, State::Creating, place);
+    // Those that go on with it are the guest's to tell.
+    driver.has_execs = memory.is_none();
     let maker = inner.maker.clone();
     let workspace = ask.workspace;
     let creation: Creation = Box::pin(async move {
-        let mut made = match parked {
-            Some(made) => made,
-            None => maker.make(id, &shape).await?,
+        let mut made = match (parked, memory, workspace) {
+            (None, Some(memory), Some(workspace)) => return maker.restore(id, &shape, workspace, &memory).await,
+            (Some(made), ..) => made,
+            (None, ..) => maker.make(id, &shape).await?,
         };
         if let Some(revision) = workspace
             && let Err(error) = maker.furnish(&mut made, revision).await

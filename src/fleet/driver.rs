@@ -13,17 +13,20 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::Error;
+use super::ask::Shape;
 use super::execs::take_over;
 use super::lease::{self, Lease};
 use super::maker::{Made, blocking};
 use super::member::{Done, Member, Order, View};
 use super::quota::Place;
-use super::service::{Inner, OnShutdown};
+use super::service::{Inner, OnShutdown, Taken, What};
+use super::snapshot::{Draft, Kept};
 use super::state::{Cause, Denied, Effect, End, Event, State, step};
 use super::trail::{Ids, actor};
 use crate::error::chain;
+use crate::ids::SnapshotId;
 use crate::sandbox;
-use crate::workspace::{Revision, Snapshot};
+use crate::workspace::Snapshot;
 
 /// Before another try to end what would not end.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -48,9 +51,15 @@ pub(super) struct Driver {
 
 /// A snapshot that is being taken, and who waits for it.
 struct Job {
-    work: BoxFuture<'static, Result<Snapshot, Error>>,
+    work: BoxFuture<'static, Shot>,
     by: String,
-    done: Done<Revision>,
+    done: Done<Taken>,
+}
+
+/// What came of a snapshot: also where it was taken, its processes may stand still now.
+struct Shot {
+    taken: Result<(Snapshot, Option<SnapshotId>), Error>,
+    thawed: Result<(), sandbox::Error>,
 }
 
 /// What became of a sandbox that lived.
@@ -117,6 +126,14 @@ impl Driver {
                     let _ = self.member.failure.set(Arc::new(error));
                     self.note(Event::EndAsked(end));
                 }
+                if !self.has_execs && self.state().end().is_none() {
+                    let took = take_over(&self.member, &made.sandbox, &self.fleet.trail, &self.fleet.tasks).await;
+                    if let Err(error) = took {
+                        let error = chain(&error);
+                        tracing::warn!(sandbox = %self.member.id, error, "what goes on in it cannot be attached to");
+                    }
+                    self.has_execs = true;
+                }
                 self.member.activity.touch();
                 self.note(Event::Created);
                 Some(made)
@@ -128,6 +145,7 @@ impl Driver {
                 self.note(Event::CreateFailed(end));
                 self.record(&actor(by), "sandbox.created", "failed", json!({ "reason": reason }))
                     .await;
+                self.fleet.registry.prune(self.member.clock.now());
                 None
             }
         }
@@ -258,9 +276,15 @@ impl Driver {
                 let answer = self.renew(ttl, &by).await;
                 let _ = done.send(answer);
             }
-            Order::Snapshot { by, done } => match self.apply(Event::SnapshotAsked) {
+            Order::Snapshot { what, by, done } => match self.apply(match what {
+                What::Files => Event::SnapshotAsked,
+                What::Memory => Event::MemorySnapshotAsked,
+            }) {
                 Ok(effect) => {
-                    let work = self.snapshot(made, effect == Some(Effect::SnapshotRunning));
+                    let work = match what {
+                        What::Files => self.snapshot(made, effect == Some(Effect::SnapshotRunning)),
+                        What::Memory => self.snapshot_memory(made),
+                    };
                     return Some(Job { work, by, done });
                 }
                 Err(denied) => {
@@ -276,7 +300,10 @@ impl Driver {
         let (next, effect) = step(&before, Event::PauseAsked).map_err(|denied| self.member.denied(denied))?;
         if effect == Some(Effect::Freeze) {
             self.lease.paused = true;
-            self.write_lease().await?;
+            if let Err(error) = self.write_lease().await {
+                self.lease.paused = false;
+                return Err(error);
+            }
             // From here no command is begun in it.
             self.set(next);
             if let Err(error) = made.sandbox.freeze().await {
@@ -329,35 +356,88 @@ impl Driver {
     }
 
     /// Takes the workspace as it is, with everything standing still meanwhile.
-    fn snapshot(&self, made: &Made, is_running: bool) -> BoxFuture<'static, Result<Snapshot, Error>> {
+    fn snapshot(&self, made: &Made, is_running: bool) -> BoxFuture<'static, Shot> {
         let sandbox = Arc::clone(&made.sandbox);
         let trees = self.fleet.maker.trees().clone();
         let (directory, index) = (made.directory.workspace(), made.index.clone());
         Box::pin(async move {
-            if is_running {
-                sandbox.freeze().await?;
+            let still = match is_running {
+                true => sandbox.freeze().await,
+                false => Ok(()),
+            };
+            let taken = match still {
+                Ok(()) => trees.snapshot(directory, index).await.map_err(Error::from),
+                Err(error) => Err(error.into()),
+            };
+            // Also after a freeze that failed: it may have come half way.
+            let thawed = match is_running {
+                true => sandbox.thaw().await,
+                false => Ok(()),
+            };
+            Shot {
+                taken: taken.map(|taken| (taken, None)),
+                thawed,
             }
-            let taken = trees.snapshot(directory, index).await;
-            if is_running {
-                sandbox.thaw().await?;
-            }
-            Ok(taken?)
         })
     }
 
-    async fn taken(&self, taken: Result<Snapshot, Error>, by: &str, made: &mut Made) -> Result<Revision, Error> {
+    /// Takes all of it: its memory, and the workspace as it was in the same moment.
+    fn snapshot_memory(&self, made: &Made) -> BoxFuture<'static, Shot> {
+        let sandbox = Arc::clone(&made.sandbox);
+        let trees = self.fleet.maker.trees().clone();
+        let (directory, index) = (made.directory.workspace(), made.index.clone());
+        let data_dir = self.fleet.maker.data_dir().to_owned();
+        let (lease, id, at) = (self.lease.clone(), self.member.id.clone(), self.member.clock.now());
+        Box::pin(async move {
+            let taken = async {
+                let draft = blocking(move || Draft::begin(&data_dir)).await?;
+                let still = sandbox.checkpoint(draft.dir()).await?;
+                let taken = trees.snapshot(directory, index).await;
+                drop(still);
+                let taken = taken?;
+                let shape = Shape {
+                    backend: lease.backend,
+                    image: lease.spec.image,
+                    isolation: lease.spec.isolation,
+                    limits: lease.spec.limits,
+                    mounts: lease.spec.mounts,
+                    seccomp: lease.seccomp,
+                };
+                let kept = Kept::new((id, at), lease.policy_name, shape, lease.env, taken.revision);
+                let snapshot = blocking(move || draft.finish(&kept)).await?;
+                Ok::<_, Error>((taken, Some(snapshot)))
+            };
+            Shot {
+                taken: taken.await,
+                thawed: Ok(()),
+            }
+        })
+    }
+
+    async fn taken(&self, shot: Shot, by: &str, made: &mut Made) -> Result<Taken, Error> {
         self.member.activity.touch();
+        let taken = match (shot.taken, shot.thawed) {
+            (taken, Ok(())) => taken,
+            (taken, Err(error)) => {
+                // It stands still, and is to be seen so: Resume tries again.
+                self.note(Event::ThawFailed);
+                taken.and(Err(error.into()))
+            }
+        };
         let (outcome, details) = match &taken {
-            Ok(taken) => (
+            Ok((taken, memory)) => (
                 "ok",
-                json!({ "tree": taken.revision.tree, "skipped": taken.report.skipped_total }),
+                json!({ "tree": taken.revision.tree, "skipped": taken.report.skipped_total, "snapshot": memory }),
             ),
             Err(error) => ("failed", json!({ "reason": chain(error) })),
         };
         self.record(&actor(by), "sandbox.snapshot", outcome, details).await;
-        let taken = taken?;
+        let (taken, memory) = taken?;
         made.index = Some(taken.index);
-        Ok(taken.revision)
+        Ok(Taken {
+            revision: taken.revision,
+            memory,
+        })
     }
 
     /// Ends it, and removes every trace.

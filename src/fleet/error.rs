@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::execs::Channel;
 use super::state::{Cause, Denied, End};
 use crate::error::Kind;
-use crate::ids::{ExecId, SandboxId};
-use crate::sandbox::{Isolation, kernel};
+use crate::ids::{ExecId, SandboxId, SnapshotId};
+use crate::sandbox::{BackendName, Isolation, kernel};
 use crate::{policy, sandbox, workdir, workspace};
 
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +72,22 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    #[error(
+        "sandbox `{id}` cannot be kept with its memory: the `{backend}` backend does not do that for isolation `{isolation}`"
+    )]
+    NoMemorySnapshots {
+        id: SandboxId,
+        backend: BackendName,
+        isolation: Isolation,
+    },
+    #[error("no snapshot `{0}`")]
+    NoSnapshot(String),
+    #[error("snapshot `{snapshot}` cannot be gone on from: {reason}")]
+    SnapshotUnfit { snapshot: SnapshotId, reason: String },
+    #[error("there are {0} snapshots with memory already; delete one")]
+    TooManySnapshots(usize),
+    #[error("a snapshot could not be written or read")]
+    Snapshot(#[source] std::io::Error),
     #[error("the server is stopping")]
     Stopping,
 }
@@ -86,15 +102,24 @@ fn after(waited: &Duration) -> String {
 impl Error {
     pub fn kind(&self) -> Kind {
         match self {
-            Self::NotFound(_) | Self::NoExec { .. } | Self::NoContext { .. } | Self::NoWorkspace { .. } => {
-                Kind::NotFound
-            }
+            Self::NotFound(_)
+            | Self::NoExec { .. }
+            | Self::NoContext { .. }
+            | Self::NoWorkspace { .. }
+            | Self::NoSnapshot(_) => Kind::NotFound,
             Self::Invalid(_) | Self::OutputDropped { .. } => Kind::Invalid,
             Self::Policy(error) => error.kind(),
-            Self::Isolation { .. } | Self::Denied { .. } | Self::ExecEnded(_) | Self::Filter(_) => Kind::WrongState,
-            Self::NoPlace { .. } | Self::QueueFull(_) | Self::TooManyExecs { .. } | Self::TooManyContexts { .. } => {
-                Kind::Exhausted
-            }
+            Self::Isolation { .. }
+            | Self::Denied { .. }
+            | Self::ExecEnded(_)
+            | Self::Filter(_)
+            | Self::NoMemorySnapshots { .. }
+            | Self::SnapshotUnfit { .. } => Kind::WrongState,
+            Self::NoPlace { .. }
+            | Self::QueueFull(_)
+            | Self::TooManyExecs { .. }
+            | Self::TooManyContexts { .. }
+            | Self::TooManySnapshots(_) => Kind::Exhausted,
             Self::KeyReused { .. } => Kind::Exists,
             Self::Code(error) => error.kind(),
             Self::Create(error) => error.kind(),
@@ -109,7 +134,7 @@ impl Error {
             Self::Workspace(error) => error.kind(),
             Self::Directory(error) => error.kind(),
             Self::OffRecord | Self::Stopping => Kind::Unavailable,
-            Self::Lease { .. } => Kind::Internal,
+            Self::Lease { .. } | Self::Snapshot(_) => Kind::Internal,
         }
     }
 
@@ -142,7 +167,11 @@ impl Error {
             Self::Directory(workdir::Error::Directory { .. }) => "INTERNAL",
             Self::NoWorkspace { .. } => "WORKSPACE_NOT_FOUND",
             Self::OffRecord => "OFF_RECORD",
-            Self::Lease { .. } => "INTERNAL",
+            Self::Lease { .. } | Self::Snapshot(_) => "INTERNAL",
+            Self::NoMemorySnapshots { .. } => "MEMORY_SNAPSHOT_UNAVAILABLE",
+            Self::NoSnapshot(_) => "SNAPSHOT_NOT_FOUND",
+            Self::SnapshotUnfit { .. } => "SNAPSHOT_UNFIT",
+            Self::TooManySnapshots(_) => "TOO_MANY_SNAPSHOTS",
             Self::Stopping => "SERVER_STOPPING",
         }
     }
@@ -189,6 +218,7 @@ fn of_sandbox(error: &sandbox::Error) -> &'static str {
             "user_not_found" => "USER_NOT_FOUND",
             "user_refused" => "USER_REFUSED",
             "limit" => "LIMIT",
+            "too_large" => "EXEC_TOO_LARGE",
             "no_terminal" => "NO_TERMINAL",
             _ => "EXEC_NOT_STARTED",
         },

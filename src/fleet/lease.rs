@@ -4,7 +4,7 @@
 //! its end begins. It is not synced: it need not outlive the kernel, since its sandbox does not. It may hold secrets in
 //! `env`, so it is readable by the owner of the data directory alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -57,11 +57,16 @@ fn file(data_dir: &Path, id: &SandboxId) -> PathBuf {
     directory(data_dir).join(format!("{id}.json"))
 }
 
+/// Where a lease is written before it takes the place of the one before. A killed server may leave it, secrets and all.
+fn draft(lease: &Path) -> PathBuf {
+    lease.with_extension("new")
+}
+
 impl Lease {
     /// Replaces the lease, whole or not at all.
     pub fn write(&self, data_dir: &Path) -> io::Result<()> {
         let path = file(data_dir, &self.spec.id);
-        let fresh = path.with_extension("new");
+        let fresh = draft(&path);
         let text = serde_json::to_vec(self)?;
         let put = || {
             let mut file = fs::OpenOptions::new()
@@ -88,23 +93,27 @@ impl Lease {
 
 /// Removes a lease; fine when there is none.
 pub(super) fn withdraw(data_dir: &Path, id: &SandboxId) -> io::Result<()> {
-    match fs::remove_file(file(data_dir, id)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+    let lease = file(data_dir, id);
+    for path in [&draft(&lease), &lease] {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
     }
+    Ok(())
 }
 
-/// All leases; without one where it cannot be read.
+/// All leases; without one where it cannot be read, also of a sandbox of which no more than a draft is left.
 pub(super) fn all(data_dir: &Path) -> Vec<(SandboxId, Option<Lease>)> {
     let entries = fs::read_dir(directory(data_dir)).into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| {
-            let name = entry.file_name();
-            let id: SandboxId = name.to_str()?.strip_suffix(".json")?.parse().ok()?;
-            let lease = read(data_dir, &id);
-            Some((id, lease))
-        })
-        .collect()
+    let ids: BTreeSet<SandboxId> = entries
+        .filter_map(|entry| Path::new(&entry.file_name()).file_stem()?.to_str()?.parse().ok())
+        .collect();
+    let lease = |id: SandboxId| {
+        let lease = read(data_dir, &id);
+        (id, lease)
+    };
+    ids.into_iter().map(lease).collect()
 }
 
 fn read(data_dir: &Path, id: &SandboxId) -> Option<Lease> {
@@ -115,4 +124,26 @@ fn read(data_dir: &Path, id: &SandboxId) -> Option<Lease> {
 /// Whether a sandbox whose server is dead is to be left for the next server: until its time is over.
 pub fn is_leased(data_dir: &Path, id: &SandboxId, now: Timestamp) -> bool {
     read(data_dir, id).is_some_and(|lease| now < lease.expires_at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_server_was_writing_is_found_and_removed() {
+        let data = tempfile::tempdir().unwrap();
+        let (half, whole) = (SandboxId::from_bits(1), SandboxId::from_bits(2));
+        fs::create_dir(directory(data.path())).unwrap();
+        for id in [&half, &whole] {
+            fs::write(draft(&file(data.path(), id)), "{").unwrap();
+        }
+        fs::write(file(data.path(), &whole), "not a lease").unwrap();
+        assert_eq!(all(data.path()), [(half.clone(), None), (whole.clone(), None)]);
+        for id in [&half, &whole] {
+            withdraw(data.path(), id).unwrap();
+            withdraw(data.path(), id).unwrap();
+        }
+        assert_eq!(fs::read_dir(directory(data.path())).unwrap().count(), 0);
+    }
 }

@@ -70,6 +70,15 @@ impl Maker {
 
     /// Makes one with an empty workspace; leaves nothing behind when it fails. Not cancellation-safe: let it run to its end.
     pub async fn make(&self, id: SandboxId, shape: &Shape) -> Result<Made, Error> {
+        self.begin(id, shape, None).await
+    }
+
+    /// As [`Self::make`], with what ran in another going on in it; its files are there first.
+    pub async fn restore(&self, id: SandboxId, shape: &Shape, files: Revision, memory: &Path) -> Result<Made, Error> {
+        self.begin(id, shape, Some((files, memory))).await
+    }
+
+    async fn begin(&self, id: SandboxId, shape: &Shape, from: Option<(Revision, &Path)>) -> Result<Made, Error> {
         let backend = self.backends.get(shape.backend).await?;
         let (data_dir, work_dirs) = (self.data_dir.clone(), self.work_dirs.clone());
         let (name, limits) = (id.to_string(), shape.limits.clone());
@@ -82,7 +91,11 @@ impl Maker {
         let (claim, directory) = taken.await?;
         let made = async {
             let owner = owner(claim.identity());
-            let index = self.trees.materialise_empty(directory.workspace(), Some(owner)).await?;
+            let files = directory.workspace();
+            let index = match from {
+                None => self.trees.materialise_empty(files, Some(owner)).await?,
+                Some((revision, _)) => self.trees.materialise(revision, files, Some(owner)).await?,
+            };
             let spec = Spec {
                 id,
                 image: shape.image.clone(),
@@ -93,7 +106,11 @@ impl Maker {
                 mounts: shape.mounts.clone(),
                 labels: [("fleet".to_owned(), "direct".to_owned())].into(),
             };
-            let sandbox = Sandbox::open(backend, spec, self.filters.of(shape.seccomp).to_vec()).await?;
+            let filter = self.filters.of(shape.seccomp).to_vec();
+            let sandbox = match from {
+                None => Sandbox::open(backend, spec, filter).await?,
+                Some((_, memory)) => Sandbox::restore(backend, spec, filter, memory).await?,
+            };
             match sandbox.life().await {
                 Ok(life) => Ok((sandbox, life, index)),
                 Err(cause) => {

@@ -10,13 +10,12 @@ use super::Error;
 use super::activity::{Activity, Busy};
 use super::code::Codes;
 use super::execs::Execs;
-use super::service::OnShutdown;
+use super::service::{OnShutdown, Taken, What};
 use super::state::{Denied, End, State};
 use crate::clock::{Clock, Timestamp};
 use crate::ids::SandboxId;
 use crate::sandbox::{BackendName, ImageRef, Isolation, Limits, Sandbox};
 use crate::workdir::WorkDir;
-use crate::workspace::Revision;
 
 /// What a sandbox is, from its first moment to its last.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,8 +61,9 @@ pub(super) enum Order {
         done: Done<()>,
     },
     Snapshot {
+        what: What,
         by: String,
-        done: Done<Revision>,
+        done: Done<Taken>,
     },
     /// Answered by the view.
     End(End),

@@ -9,6 +9,7 @@
 //! - `quota.rs`: places and who waits for one; `maker.rs`: a sandbox with its directory; `pool.rs`: those made ahead;
 //! - `execs/`: commands, running and lately ended, each with a log that any number of readers follow at their own pace;
 //! - `code/`: contexts and fresh processes, for code of a language;
+//! - `snapshot.rs`: sandboxes that are kept with their memory;
 //! - `lease.rs`: what is written down of a sandbox; `recover.rs`: how the next server goes on with it;
 //! - `trail.rs`: what goes on the audit record; `service.rs`: [`Fleet`], what every face calls.
 //!
@@ -29,6 +30,7 @@ mod quota;
 mod recover;
 mod registry;
 mod service;
+mod snapshot;
 pub mod state;
 #[cfg(test)]
 mod tests;
@@ -41,4 +43,5 @@ pub use member::{Facts, View};
 pub use pool::{Stock, StockError};
 pub use recover::Recovered;
 pub use registry::Query;
-pub use service::{Aim, Config, Fleet, Info, OnShutdown, Parts, Visit};
+pub use service::{Aim, Config, Fleet, Info, OnShutdown, Parts, Taken, Visit, What};
+pub use snapshot::SnapshotInfo;

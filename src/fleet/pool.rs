@@ -1,7 +1,8 @@
 //! Sandboxes made ahead: handed out once, never taken back.
 //!
-//! One task makes them, one at a time: at once while there are fewer than `min`, and up to `max` in quiet moments. A shape
-//! is what a policy and an image make; who asks for just that gets a parked one, all others get a fresh one. Where the
+//! One task makes them, [`MAKERS`] at a time: at once while there are fewer than half of `min`, and up to `max` in quiet
+//! moments, so that whoever has just taken one does not share the processor with the making of the next. A shape is what a
+//! policy and an image make; who asks for just that gets a parked one, all others get a fresh one. Where the
 //! image has Python, a process that waits for code is made ahead with the sandbox, and handed out with it.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -11,12 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Error;
 use super::ask::Shape;
-use super::code::{fresh_by, warm};
+use super::code::{Ahead, fresh_by, warm};
 use super::maker::{Made, Maker};
 use crate::ids::SandboxId;
 use crate::policy::Policies;
@@ -25,6 +27,8 @@ use crate::sandbox::{ImageRef, Isolation};
 
 /// Nothing was taken for so long: a quiet moment.
 const QUIET: Duration = Duration::from_millis(50);
+/// Made at a time: the making of one waits for the kernel about as long as it works.
+const MAKERS: usize = 2;
 /// After a sandbox that could not be made.
 const PAUSE: Duration = Duration::from_secs(2);
 /// Most sandboxes of one shape that may be kept.
@@ -88,6 +92,9 @@ struct Shelf {
 #[derive(Debug, Default)]
 struct ShelfState {
     parked: VecDeque<Made>,
+    in_making: usize,
+    /// After one that could not be made.
+    paused_until: Option<Instant>,
     last_taken: Option<Instant>,
     is_closed: bool,
 }
@@ -149,50 +156,113 @@ impl WarmPool {
 
     /// Keeps the pool filled until `stop`, then removes all that is parked.
     pub async fn keep(self, maker: Maker, stop: CancellationToken) {
+        let mut making = JoinSet::new();
         while !stop.is_cancelled() {
-            let wait = match self.next_wanted() {
-                Wanted::Now(shelf) => match self.make(shelf, &maker).await {
-                    Ok(()) => Duration::ZERO,
-                    Err(error) => {
-                        let error = crate::error::chain(&error);
-                        tracing::warn!(error, "no sandbox could be made ahead");
-                        PAUSE
+            let wait = loop {
+                match self.next_wanted() {
+                    Wanted::Now(at) if making.len() < MAKERS => {
+                        let begun = self.begin(at);
+                        let maker = maker.clone();
+                        making.spawn(async move { begun.run(&maker).await });
                     }
-                },
-                Wanted::In(time) => time,
-                Wanted::Nothing => Duration::MAX,
+                    // Goes on when one is made.
+                    Wanted::Now(_) | Wanted::Nothing => break Duration::from_secs(86_400),
+                    Wanted::In(time) => break time,
+                }
             };
-            if wait.is_zero() {
-                continue;
-            }
-            let wait = wait.min(Duration::from_secs(86_400));
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = self.0.taken.notified() => {}
+                Some(_) = making.join_next() => {}
                 () = tokio::time::sleep(wait) => {}
             }
         }
+        // Each runs to its end: nothing is left half made.
+        while making.join_next().await.is_some() {}
         self.empty().await;
     }
 
-    fn next_wanted(&self) -> Wanted<'_> {
+    fn next_wanted(&self) -> Wanted {
         let mut soonest: Option<Duration> = None;
-        for shelf in &self.0.shelves {
+        for (at, shelf) in self.0.shelves.iter().enumerate() {
             let state = shelf.state();
-            let parked = state.parked.len();
+            let there = state.parked.len() + state.in_making;
             let quiet = state.last_taken.map_or(QUIET, |at| at.elapsed());
-            if parked < *shelf.count.start() || (parked < *shelf.count.end() && quiet >= QUIET) {
-                return Wanted::Now(shelf);
+            let sooner = |left: Duration| Some(soonest.map_or(left, |soonest| soonest.min(left)));
+            // One shape that cannot be made holds up no other.
+            if let Some(pause) = state
+                .paused_until
+                .and_then(|end| end.checked_duration_since(Instant::now()))
+                && !pause.is_zero()
+            {
+                if there < *shelf.count.end() {
+                    soonest = sooner(pause);
+                }
+                continue;
             }
-            if parked < *shelf.count.end() {
+            if 2 * there < *shelf.count.start() || (there < *shelf.count.end() && quiet >= QUIET) {
+                return Wanted::Now(at);
+            }
+            if there < *shelf.count.end() {
                 let left = QUIET.saturating_sub(quiet).max(Duration::from_millis(1));
-                soonest = Some(soonest.map_or(left, |soonest| soonest.min(left)));
+                soonest = sooner(left);
             }
         }
         soonest.map_or(Wanted::Nothing, Wanted::In)
     }
 
-    async fn make(&self, shelf: &Shelf, maker: &Maker) -> Result<(), Error> {
+    fn begin(&self, at: usize) -> Begun {
+        self.0.shelves[at].state().in_making += 1;
+        Begun {
+            pool: Arc::clone(&self.0),
+            at,
+        }
+    }
+
+    async fn empty(&self) {
+        for shelf in &self.0.shelves {
+            let parked = {
+                let mut state = shelf.state();
+                state.is_closed = true;
+                std::mem::take(&mut state.parked)
+            };
+            futures::future::join_all(parked.into_iter().map(clear)).await;
+        }
+    }
+
+    /// How many are parked, by shape in the order in which they were named.
+    pub fn parked(&self) -> Vec<usize> {
+        let shelves = self.0.shelves.iter();
+        shelves.map(|shelf| shelf.state().parked.len()).collect()
+    }
+}
+
+enum Wanted {
+    /// One of this shelf.
+    Now(usize),
+    In(Duration),
+    Nothing,
+}
+
+/// A sandbox that is being made; counted until it is on its shelf, or has failed.
+struct Begun {
+    pool: Arc<Inner>,
+    at: usize,
+}
+
+impl Begun {
+    async fn run(self, maker: &Maker) {
+        let made = self.make(maker).await;
+        let shelf = &self.pool.shelves[self.at];
+        shelf.state().paused_until = made.is_err().then(|| Instant::now() + PAUSE);
+        if let Err(error) = made {
+            let error = crate::error::chain(&error);
+            tracing::warn!(image = %shelf.shape.image, error, "no sandbox could be made ahead");
+        }
+    }
+
+    async fn make(&self, maker: &Maker) -> Result<(), Error> {
+        let shelf = &self.pool.shelves[self.at];
         let mut made = maker.make(SandboxId::random(), &shelf.shape).await?;
         let ready = async {
             made.warm = warm_up(&made, &shelf.shape).await?;
@@ -217,29 +287,12 @@ impl WarmPool {
         }
         Ok(())
     }
-
-    async fn empty(&self) {
-        for shelf in &self.0.shelves {
-            let parked = {
-                let mut state = shelf.state();
-                state.is_closed = true;
-                std::mem::take(&mut state.parked)
-            };
-            futures::future::join_all(parked.into_iter().map(clear)).await;
-        }
-    }
-
-    /// How many are parked, by shape in the order in which they were named.
-    pub fn parked(&self) -> Vec<usize> {
-        let shelves = self.0.shelves.iter();
-        shelves.map(|shelf| shelf.state().parked.len()).collect()
-    }
 }
 
-enum Wanted<'a> {
-    Now(&'a Shelf),
-    In(Duration),
-    Nothing,
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.pool.shelves[self.at].state().in_making -= 1;
+    }
 }
 
 /// A process that waits for code, where the image has Python.
@@ -249,6 +302,7 @@ async fn warm_up(made: &Made, shape: &Shape) -> Result<Option<Warm>, crate::sand
         Language::Python,
         fresh_by(shape.seccomp),
         BTreeMap::new(),
+        Ahead::Yes,
     )
     .await
     {

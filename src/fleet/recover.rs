@@ -5,7 +5,6 @@ use std::sync::Arc;
 use futures::StreamExt;
 use serde_json::json;
 
-use super::Error;
 use super::create::{driver, lacks};
 use super::execs::take_over;
 use super::lease::{self, Lease};
@@ -13,6 +12,7 @@ use super::maker::{Made, blocking, remove};
 use super::service::Fleet;
 use super::state::State;
 use super::trail::Ids;
+use super::{Error, snapshot};
 use crate::error::chain;
 use crate::ids::SandboxId;
 use crate::sandbox::BackendName;
@@ -35,13 +35,18 @@ impl Fleet {
     pub async fn recover(&self) -> Recovered {
         let inner = self.inner();
         let data_dir = inner.maker.data_dir().to_owned();
-        let leases = blocking(move || lease::all(&data_dir)).await;
+        let look = move || {
+            snapshot::sweep(&data_dir);
+            lease::all(&data_dir)
+        };
+        let leases = blocking(look).await;
         let fates = futures::stream::iter(leases)
             .map(|(id, lease)| async move {
                 let is_adopted = match lease {
                     Some(lease) => self.adopt_or_reap(lease).await,
-                    // Unreadable: the sandbox is found by its owner, who is dead.
+                    // Unreadable, or of another version: the sandbox is found by its owner, who is dead.
                     None => {
+                        tracing::warn!(sandbox = %id, "its lease cannot be read: it is removed");
                         self.withdraw(&id).await;
                         false
                     }
@@ -81,7 +86,8 @@ impl Fleet {
     /// Drives a sandbox that was taken over.
     async fn go_on(&self, lease: Lease, made: Made) -> Result<(), Error> {
         let inner = self.inner();
-        let lacks = lacks(&inner.maker.backends().get(lease.backend).await?.capabilities());
+        let able = inner.maker.backends().get(lease.backend).await?.capabilities();
+        let lacks = lacks(&able, lease.spec.isolation);
         let state = if lease.paused { State::Paused } else { State::Running };
         let (key, id, expires_at) = (lease.key.clone(), lease.spec.id.clone(), lease.expires_at);
         let mut driver = driver(inner, lease, lacks, state, inner.quota.take_over());

@@ -11,19 +11,21 @@ use tokio_util::sync::CancellationToken;
 use super::Error;
 use super::activity::Busy;
 use super::ask::check_variable;
+use super::create::MEMORY_SNAPSHOT;
 use super::execs::{Attached, Entry, ExecView, Launch, Offsets, Start};
 use super::maker::{Maker, blocking};
 use super::member::{Facts, Member, Order, View};
 use super::pool::{Stock, WarmPool};
 use super::quota::Quota;
 use super::registry::{Query, Registry};
+use super::snapshot::{self, SnapshotInfo};
 use super::state::{Cause, Denied, End};
 use super::trail::{Ids, Trail, actor};
 use crate::clock::{Clock, Timestamp};
-use crate::ids::SandboxId;
+use crate::ids::{SandboxId, SnapshotId};
 use crate::sandbox::backend::Backends;
 use crate::sandbox::disk::Holds;
-use crate::sandbox::{Sandbox, Usage};
+use crate::sandbox::{self, Sandbox, Usage};
 use crate::store::Store;
 use crate::tasks::Tasks;
 use crate::workdir::WorkDirs;
@@ -33,6 +35,8 @@ use crate::workspace::{Pool, Revision};
 const MOST_CLEANUPS: usize = 64;
 /// How long the record may take to be brought up to date at the end.
 const LAST_RECORDS: Duration = Duration::from_secs(5);
+/// How long after its guest is heard no more a sandbox may take to be known as ended.
+const SETTLE: Duration = Duration::from_millis(500);
 
 /// What a server's end means for its sandboxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -60,6 +64,23 @@ impl Default for Config {
             stocks: Vec::new(),
         }
     }
+}
+
+/// What a snapshot is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// The workspace.
+    Files,
+    /// All that runs, too.
+    Memory,
+}
+
+/// A snapshot that was taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Taken {
+    pub revision: Revision,
+    /// With [`What::Memory`].
+    pub memory: Option<SnapshotId>,
 }
 
 /// Whom a signal goes to.
@@ -133,6 +154,7 @@ impl Info {
 /// A sandbox that something is done in: it does not become idle meanwhile.
 #[derive(Debug)]
 pub struct Visit {
+    member: Arc<Member>,
     sandbox: Arc<Sandbox>,
     trail: Trail,
     by: String,
@@ -142,6 +164,25 @@ pub struct Visit {
 impl Visit {
     pub fn sandbox(&self) -> &Sandbox {
         &self.sandbox
+    }
+
+    /// That the sandbox is over, once it is.
+    pub fn over(&self) -> Option<Error> {
+        let end = self.member.view.borrow().state.end().cloned();
+        end.map(|end| self.member.denied(Denied::Over(end)))
+    }
+
+    /// What went wrong with it: how the sandbox ended, when that is why its guest was lost.
+    pub async fn failed(&self, error: sandbox::Error) -> Error {
+        if let sandbox::Error::GuestLost { .. } = error {
+            let mut view = self.member.view.clone();
+            let settled = view.wait_for(|view| view.state.end().is_some());
+            let _ = tokio::time::timeout(SETTLE, settled).await;
+            if let Some(over) = self.over() {
+                return over;
+            }
+        }
+        error.into()
     }
 
     /// Puts what was done on the record.
@@ -236,11 +277,58 @@ impl Fleet {
         renewed.map(|(info, ())| info)
     }
 
-    /// Takes the workspace as it is; durable on return.
-    pub async fn snapshot(&self, id: &str, by: String) -> Result<Revision, Error> {
+    /// Takes the workspace as it is, or all of it with what runs in it; durable on return. It goes on.
+    ///
+    /// # Errors
+    /// [`Error::NoMemorySnapshots`] where its backend cannot do that for its isolation.
+    pub async fn snapshot(&self, id: &str, what: What, by: String) -> Result<Taken, Error> {
         self.0.check()?;
-        let taken = self.order(id, |done| Order::Snapshot { by, done }).await;
-        taken.map(|(_, revision)| revision)
+        let member = self.0.registry.find(id)?;
+        if what == What::Memory && member.facts.lacks.iter().any(|lack| lack == MEMORY_SNAPSHOT) {
+            return Err(Error::NoMemorySnapshots {
+                id: member.id.clone(),
+                backend: member.facts.backend,
+                isolation: member.facts.isolation,
+            });
+        }
+        let taken = self.order(id, |done| Order::Snapshot { what, by, done }).await;
+        taken.map(|(_, taken)| taken)
+    }
+
+    /// The snapshots with memory that there are, newest first.
+    pub async fn snapshots(&self) -> Result<Vec<SnapshotInfo>, Error> {
+        let data_dir = self.0.maker.data_dir().to_owned();
+        blocking(move || snapshot::list(&data_dir)).await
+    }
+
+    /// Removes a snapshot with memory; sandboxes that were made from it stay.
+    ///
+    /// # Errors
+    /// [`Error::NoSnapshot`].
+    pub async fn delete_snapshot(&self, id: &SnapshotId, by: &str) -> Result<(), Error> {
+        self.0.check()?;
+        let (data_dir, of) = (self.0.maker.data_dir().to_owned(), id.clone());
+        let kept = blocking(move || {
+            let kept = snapshot::find(&data_dir, &of).map(|(kept, _)| kept.sandbox);
+            // Also one that cannot be read.
+            snapshot::delete(&data_dir, &of).map(|was_there| (was_there, kept.ok()))
+        });
+        let (was_there, sandbox) = kept.await?;
+        if let Some(sandbox) = sandbox.filter(|_| was_there) {
+            let ids = Ids {
+                sandbox: &sandbox,
+                exec: None,
+            };
+            let details = json!({ "snapshot": id });
+            self.0
+                .trail
+                .put(&actor(by), "snapshot.deleted", "ok", ids, details)
+                .await;
+        }
+        match was_there {
+            true => Ok(()),
+            false => Err(Error::NoSnapshot(id.to_string())),
+        }
     }
 
     async fn order<T>(
@@ -341,8 +429,10 @@ impl Fleet {
     /// [`Error::Denied`] unless it runs.
     pub fn visit(&self, id: &str, by: &str) -> Result<Visit, Error> {
         self.0.check()?;
-        let (sandbox, busy) = self.0.registry.find(id)?.enter()?;
+        let member = self.0.registry.find(id)?;
+        let (sandbox, busy) = member.enter()?;
         Ok(Visit {
+            member,
             sandbox,
             trail: self.0.trail.clone(),
             by: by.to_owned(),

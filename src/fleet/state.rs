@@ -70,6 +70,7 @@ pub enum Event {
     ThawFailed,
     RenewAsked,
     SnapshotAsked,
+    MemorySnapshotAsked,
     EndAsked(End),
     StopFailed,
     Stopped,
@@ -85,6 +86,7 @@ pub enum Effect {
     SnapshotRunning,
     /// It stands still already, and stays so.
     SnapshotPaused,
+    SnapshotMemory,
     /// Withdraw the lease, end all commands, end every process.
     Stop,
     StopAgain,
@@ -156,7 +158,11 @@ pub fn step(state: &State, event: Event) -> Result<(State, Option<Effect>), Deni
             Event::CreateFailed(end) => Ok((State::Ended(end), Some(Effect::CleanUp))),
             // Making it runs to its end first: there is nothing yet that could be stopped.
             Event::EndAsked(end) => Ok((State::Ending(end), None)),
-            Event::PauseAsked | Event::ResumeAsked | Event::RenewAsked | Event::SnapshotAsked => Err(Denied::NotReady),
+            Event::PauseAsked
+            | Event::ResumeAsked
+            | Event::RenewAsked
+            | Event::SnapshotAsked
+            | Event::MemorySnapshotAsked => Err(Denied::NotReady),
             Event::FreezeFailed | Event::ThawFailed | Event::StopFailed | Event::Stopped => Err(Denied::Impossible),
         },
         State::Running => match event {
@@ -166,6 +172,7 @@ pub fn step(state: &State, event: Event) -> Result<(State, Option<Effect>), Deni
             Event::ThawFailed => Ok((State::Paused, None)),
             Event::RenewAsked => Ok((State::Running, Some(Effect::Extend))),
             Event::SnapshotAsked => Ok((State::Running, Some(Effect::SnapshotRunning))),
+            Event::MemorySnapshotAsked => Ok((State::Running, Some(Effect::SnapshotMemory))),
             Event::EndAsked(end) => Ok((State::Ending(end), Some(Effect::Stop))),
             Event::Created | Event::CreateFailed(_) | Event::FreezeFailed | Event::StopFailed | Event::Stopped => {
                 Err(Denied::Impossible)
@@ -177,6 +184,8 @@ pub fn step(state: &State, event: Event) -> Result<(State, Option<Effect>), Deni
             Event::ResumeAsked => Ok((State::Running, Some(Effect::Thaw))),
             Event::RenewAsked => Ok((State::Paused, Some(Effect::Extend))),
             Event::SnapshotAsked => Ok((State::Paused, Some(Effect::SnapshotPaused))),
+            // Whoever writes the memory stands still too.
+            Event::MemorySnapshotAsked => Err(Denied::Paused),
             Event::EndAsked(end) => Ok((State::Ending(end), Some(Effect::Stop))),
             Event::Created | Event::CreateFailed(_) | Event::ThawFailed | Event::StopFailed | Event::Stopped => {
                 Err(Denied::Impossible)
@@ -189,16 +198,20 @@ pub fn step(state: &State, event: Event) -> Result<(State, Option<Effect>), Deni
             // The first cause is the cause.
             Event::EndAsked(_) => Ok((state.clone(), None)),
             Event::StopFailed => Ok((state.clone(), Some(Effect::StopAgain))),
-            Event::PauseAsked | Event::ResumeAsked | Event::RenewAsked | Event::SnapshotAsked => {
-                Err(Denied::Over(end.clone()))
-            }
+            Event::PauseAsked
+            | Event::ResumeAsked
+            | Event::RenewAsked
+            | Event::SnapshotAsked
+            | Event::MemorySnapshotAsked => Err(Denied::Over(end.clone())),
             Event::FreezeFailed | Event::ThawFailed => Err(Denied::Impossible),
         },
         State::Ended(end) => match event {
             Event::EndAsked(_) => Ok((state.clone(), None)),
-            Event::PauseAsked | Event::ResumeAsked | Event::RenewAsked | Event::SnapshotAsked => {
-                Err(Denied::Over(end.clone()))
-            }
+            Event::PauseAsked
+            | Event::ResumeAsked
+            | Event::RenewAsked
+            | Event::SnapshotAsked
+            | Event::MemorySnapshotAsked => Err(Denied::Over(end.clone())),
             Event::Created
             | Event::CreateFailed(_)
             | Event::FreezeFailed

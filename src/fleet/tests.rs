@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use proptest::prelude::*;
-use tempfile::TempDir;
 
 use super::execs::{Item, OnDisconnect, Overflow, Start};
 use super::state::{Cause, Denied, Effect, End, Event, State, step};
@@ -16,6 +15,7 @@ use crate::sandbox::Background;
 use crate::sandbox::backend::Backends;
 use crate::sandbox::backend::fake::{Call, Fake};
 use crate::sandbox::disk::Volumes;
+use crate::scratch::Scratch;
 use crate::store::memory::Memory;
 use crate::workdir::WorkDirs;
 use crate::workspace::{Pool, Trees};
@@ -31,14 +31,13 @@ impl Clock for Paced {
 }
 
 struct Bed {
-    _data: TempDir,
     fake: Arc<Fake>,
     fleet: Fleet,
 }
 
 impl Bed {
     async fn new(config: Config) -> Self {
-        let data = tempfile::tempdir().unwrap();
+        let data = Scratch::new();
         let fake = Fake::new();
         let clock: Arc<dyn Clock> = Arc::new(Paced(tokio::time::Instant::now()));
         let parts = Parts {
@@ -50,11 +49,7 @@ impl Bed {
             clock,
         };
         let fleet = Fleet::new(parts, config).await.unwrap();
-        Self {
-            _data: data,
-            fake,
-            fleet,
-        }
+        Self { fake, fleet }
     }
 
     /// The end of a sandbox, once it has one.
@@ -78,6 +73,7 @@ fn ask() -> Ask {
         ttl: None,
         idle_timeout: None,
         workspace: None,
+        snapshot: None,
         queue_timeout: Duration::ZERO,
         by: "tester".into(),
     }
@@ -232,6 +228,25 @@ async fn t11_expiry_during_a_command_ends_its_stream() {
     assert_eq!(words, ["on\n", "sandbox_expired"]);
 }
 
+/// T12: a file call that its sandbox's end cuts short tells of that end, and one that lost its guest otherwise of that.
+#[tokio::test(start_paused = true)]
+async fn t12_a_call_that_lost_its_guest_tells_how_the_sandbox_ended() {
+    let bed = Bed::new(Config::default()).await;
+    let made = bed.fleet.create(ask(), None).await.unwrap();
+    let visit = bed.fleet.visit(made.id.as_str(), "").unwrap();
+    let lost = || crate::sandbox::Error::GuestLost {
+        sandbox: made.id.clone(),
+        reason: "it hung up".into(),
+    };
+    assert!(visit.over().is_none());
+    assert_eq!(visit.failed(lost()).await.reason(), "SANDBOX_LOST");
+    let kill = bed.fleet.kill(made.id.as_str(), "carol".into(), String::new());
+    let (told, killed) = tokio::join!(visit.failed(lost()), kill);
+    killed.unwrap();
+    assert_eq!(told.reason(), "SANDBOX_KILLED");
+    assert_eq!(visit.over().unwrap().reason(), "SANDBOX_KILLED");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_sandbox_that_goes_away_by_itself_is_lost_or_was_out_of_memory() {
     let bed = Bed::new(Config::default()).await;
@@ -278,6 +293,32 @@ async fn what_cannot_be_ended_is_tried_again_and_keeps_its_place_until_then() {
     assert_eq!(refused.unwrap_err().reason(), "QUOTA");
     assert!(matches!(killed.unwrap().view.state, State::Ended(_)));
     bed.fleet.create(ask(), None).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shape_that_cannot_be_made_holds_up_no_other() {
+    let config = Config {
+        stocks: vec!["default=4".parse().unwrap(), "strict=1".parse().unwrap()],
+        ..Config::default()
+    };
+    let bed = Bed::new(config).await;
+    // As many as are made at once, all of the first shape.
+    for _ in 0..2 {
+        bed.fake.fail_next(Call::Create, "told to");
+    }
+    let begun = tokio::time::Instant::now();
+    bed.fleet.fill_pool();
+    let mut order = Vec::new();
+    while order.len() < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        for (shelf, parked) in bed.fleet.parked().into_iter().enumerate() {
+            if parked > 0 && !order.iter().any(|(seen, _)| *seen == shelf) {
+                order.push((shelf, begun.elapsed() < Duration::from_secs(1)));
+            }
+        }
+    }
+    // The first waits for its pause, the second for nothing. (The clock stands still but for what sleeps.)
+    assert_eq!(order, [(1, true), (0, false)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -347,6 +388,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         Just(Event::ThawFailed),
         Just(Event::RenewAsked),
         Just(Event::SnapshotAsked),
+        Just(Event::MemorySnapshotAsked),
         any::<u8>().prop_map(|n| Event::EndAsked(an_end(n))),
         Just(Event::StopFailed),
         Just(Event::Stopped),

@@ -46,6 +46,7 @@ pub struct Plan {
     filter: Vec<libc::sock_filter>,
     stdin: bool,
     terminal: Option<TerminalSize>,
+    has_oom_score: bool,
 }
 
 /// What a program gets as its standard input, output and error, and this side's ends of that.
@@ -109,6 +110,7 @@ impl Plan {
             filter: filter(&exec.seccomp).ok_or_else(|| bad("no seccomp filter, or not one"))?,
             stdin: exec.stdin,
             terminal: exec.terminal,
+            has_oom_score: !exec.no_oom_score,
         })
     }
 
@@ -185,7 +187,9 @@ impl Plan {
 
     fn prepare(&self, shim: Pid, wiring: [Option<OwnedFd>; 3]) -> Result<(), Fault> {
         // A worthy victim: when memory runs out the kernel should take programs, never the agent. May be forbidden.
-        let _ = std::fs::write("/proc/self/oom_score_adj", "500");
+        if self.has_oom_score {
+            let _ = std::fs::write("/proc/self/oom_score_adj", "500");
+        }
         unistd::setsid().map_err(internal("make a session"))?;
         if let (Some(_), Some(terminal)) = (self.terminal, &wiring[0]) {
             sys::control_terminal(terminal).map_err(internal("take the terminal"))?;
@@ -250,7 +254,11 @@ impl Plan {
                     }
                 }
                 Err(Errno::EACCES) => denied = Some(candidate),
-                Err(errno @ (Errno::E2BIG | Errno::ENOMEM | Errno::EAGAIN)) => {
+                Err(errno) if says_too_large(errno, candidate.as_bytes()) => {
+                    let message = "the command with its arguments and environment is too large";
+                    return fault("too_large", message.to_owned(), Some(Errno::E2BIG));
+                }
+                Err(errno @ (Errno::ENOMEM | Errno::EAGAIN)) => {
                     let message = format!("could not execute `{}`: {}", shown(candidate.as_bytes()), errno.desc());
                     return fault("limit", message, Some(errno));
                 }
@@ -269,6 +277,16 @@ impl Plan {
             None => fault("program_not_found", format!("no program `{name}`"), Some(Errno::ENOENT)),
         }
     }
+}
+
+/// Whether the arguments are what was too large. gVisor says ENAMETOOLONG of them, as every kernel does of a path.
+fn says_too_large(errno: Errno, path: &[u8]) -> bool {
+    errno == Errno::E2BIG || (errno == Errno::ENAMETOOLONG && is_a_name(path))
+}
+
+/// Whether the kernel takes a path of this length.
+fn is_a_name(path: &[u8]) -> bool {
+    path.len() < libc::PATH_MAX as usize && path.split(|byte| *byte == b'/').all(|part| part.len() <= 255)
 }
 
 /// A terminal in place of all three.

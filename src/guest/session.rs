@@ -33,6 +33,7 @@ use super::leash::{Leash, Tag};
 use super::outbox::Outbox;
 use super::streams::{Keep, Source};
 use super::sys::{self, Reaped};
+use super::terminal::Keys;
 use crate::wire::{self, Event, Fault, Offsets, Stream, event};
 
 /// Bytes of argv that are told of.
@@ -123,11 +124,15 @@ pub struct Session<'a> {
     main: Pid,
     phase: Phase,
     stdin: Option<File>,
+    /// Of a terminal that takes its input with our help.
+    keys: Option<Keys>,
     /// Input that the program has not read yet: at most `wire::STDIN_WINDOW`.
     pending: VecDeque<u8>,
     /// Of a connection that was lost: no credit is given for it.
     uncredited: usize,
     stdin_eof: bool,
+    /// Whether the input so far ends within a line.
+    is_mid_line: bool,
     sources: Vec<Source>,
     begun: Instant,
     begun_ms: u64,
@@ -179,10 +184,16 @@ impl<'a> Session<'a> {
                 report: ours(child.report)?,
                 said: Vec::new(),
             },
+            keys: child
+                .outputs
+                .iter()
+                .find(|(stream, _)| *stream == Stream::Pty)
+                .and_then(|(_, master)| Keys::of(master)),
             stdin: child.stdin.map(ours).transpose()?,
             pending: VecDeque::new(),
             uncredited: 0,
             stdin_eof: false,
+            is_mid_line: false,
             sources: child.outputs.into_iter().map(source).collect::<Result<_, _>>()?,
             begun,
             begun_ms: sys::monotonic_ms(),

@@ -22,7 +22,7 @@ pub fn run(mut connection: UnixStream, signals: &SignalFd, leash: Option<&Leash>
     let mut term = SigSet::empty();
     term.add(Signal::SIGTERM);
     term.thread_unblock()?;
-    let Some(request) = wire::read::<wire::Request>(&mut connection)? else {
+    let Some(request) = wire::read_request(&mut connection)? else {
         return Ok(());
     };
     term.thread_block()?;

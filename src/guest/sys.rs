@@ -220,6 +220,12 @@ pub fn monotonic_ms() -> u64 {
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
+/// Sends a signal by its number, those for real time too, which nix has no names for; to a group where `to` is negative.
+pub fn send_signal(to: Pid, number: i32) -> nix::Result<()> {
+    // SAFETY: no memory is passed.
+    Errno::result(unsafe { libc::kill(to.as_raw(), number) }).map(drop)
+}
+
 /// Leaves a signal without effect on this process.
 pub fn ignore_signal(signal: nix::sys::signal::Signal) {
     // SAFETY: no handler of ours is installed.

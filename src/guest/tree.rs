@@ -16,10 +16,10 @@ use super::sys::{self, Reaped, Wait};
 const STOP_ROUNDS: usize = 64;
 
 /// Signals every living descendant of this process that is outside of the trees of `except`.
-pub fn signal_all(signal: Signal, except: &HashSet<Pid>) {
+pub fn signal_all(number: i32, except: &HashSet<Pid>) {
     for pid in descendants(except) {
         // Gone in the meantime is as good.
-        let _ = kill(pid, signal);
+        let _ = sys::send_signal(pid, number);
     }
 }
 
@@ -66,7 +66,7 @@ pub fn kill_all(mut ended: impl FnMut(Reaped)) -> HashSet<Pid> {
 
 /// Kills children of this process that are not in `keep`, with all below them, without waiting for their end.
 pub fn kill_strays(keep: &HashSet<Pid>) {
-    signal_all(Signal::SIGKILL, keep);
+    signal_all(libc::SIGKILL, keep);
 }
 
 /// Reaps whatever has ended; whether any child is left.

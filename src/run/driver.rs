@@ -22,9 +22,12 @@ use super::effects::{Outcome as Done, Shop};
 use super::event::{Entry, Event, FORMAT_VERSION};
 use super::session::Session;
 use super::state::{self, Effect, State};
-use super::{Error, decide, trail};
+use super::{Error, commit, decide};
 use crate::ids::RunId;
-use crate::store::{Checkpoint, Commit, Owner, RunRecord, Signal};
+use crate::store::{Owner, RunRecord};
+
+/// A run that stood still for longer looks again before it goes on.
+pub const STALE_AFTER: Duration = Duration::from_secs(6 * 3600);
 
 /// Why a driver let go of its run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,6 +115,7 @@ impl Driver {
             Event::Claimed {
                 worker,
                 fence: self.record.fence,
+                stale: stale(&self.state, self.now()),
             },
             Vec::new(),
             Vec::new(),
@@ -166,16 +170,7 @@ impl Driver {
             wanted
         });
         for effect in due {
-            let instant = match &effect {
-                Effect::Decide { step } => Some(decide::decide(&self.job, &self.state, &self.session, *step)?),
-                Effect::Start { step, approval } => {
-                    Some(decide::start(&self.job, &self.state, &self.session, *step, approval)?)
-                }
-                Effect::End { outcome } => Some(Event::Ended {
-                    outcome: outcome.clone(),
-                }),
-                Effect::CallModel { .. } | Effect::RunTool { .. } | Effect::RunCheck { .. } => None,
-            };
+            let instant = decide::at_once(&self.job.rules, &self.state, &self.session, &effect)?;
             if let Some(event) = instant {
                 self.commit(event, Vec::new(), Vec::new()).await?;
                 return Ok(true);
@@ -216,28 +211,8 @@ impl Driver {
             if self.state.is_terminal() {
                 break;
             }
-            let event = match pending.signal {
-                Signal::Pause { by, reason } => Some(Event::PauseRequested { by, reason }),
-                Signal::Resume { by } => Some(Event::Resumed { by }),
-                Signal::Cancel { by, reason } => Some(Event::CancelRequested { by, reason }),
-                Signal::Decide {
-                    approval,
-                    approved,
-                    by,
-                    reason,
-                } => decide::answer(
-                    &self.job,
-                    &self.state,
-                    &self.session,
-                    decide::Answer {
-                        approval,
-                        approved,
-                        by,
-                        reason,
-                    },
-                    self.now(),
-                ),
-            };
+            let now = self.now();
+            let event = decide::heard(&self.job.rules, &self.state, &self.session, pending.signal, now);
             // What cannot happen here any more (a resume of what is no longer paused) is dropped.
             let event = event.filter(|event| state::step(&self.state, &self.entry(event.clone())).is_ok());
             match event {
@@ -270,40 +245,20 @@ impl Driver {
         consumed: Vec<u64>,
     ) -> Result<(), Error> {
         let entry = self.entry(event);
-        let (next, _) = state::step(&self.state, &entry)?;
-        let checkpoint = entry.event.completes_step().then(|| Checkpoint {
-            format_version: FORMAT_VERSION,
-            revision: self.revision + 1,
-            seq: entry.seq,
-            tree: next.workspace.tree,
-            policy_hash: self.job.task.policy_hash.clone(),
-            state: serde_json::to_value(&next).expect("a state is plain data"),
-            at: entry.at,
-        });
-        // What ran comes before the entry that tells how it ended.
-        let mut records = audit;
-        records.extend(trail::records(&self.record, &self.session, &entry));
-        let revision = checkpoint
+        let at = commit::Position {
+            record: &self.record,
+            state: &self.state,
+            session: &self.session,
+            revision: self.revision,
+            policy_hash: &self.job.rules.task.policy_hash,
+        };
+        let (next, commit) = commit::prepare(&at, entry.clone(), audit, consumed)?;
+        let revision = commit
+            .checkpoint
             .as_ref()
             .map_or(self.revision, |checkpoint| checkpoint.revision);
-        for record in &mut records {
-            record.ids.insert("revision".to_owned(), revision.to_string());
-        }
         self.shop.kill_at.before(entry.seq, entry.seq);
-        self.shop
-            .store
-            .commit(Commit {
-                run: self.record.run.clone(),
-                fence: self.record.fence,
-                expected_seq: self.state.seq,
-                state: next.public().to_owned(),
-                is_terminal: next.is_terminal(),
-                checkpoint,
-                consumed,
-                audit: records,
-                entries: vec![entry.clone()],
-            })
-            .await?;
+        self.shop.store.commit(commit).await?;
         self.shop.kill_at.after(entry.seq, entry.seq);
         tracing::info!(run = %self.record.run, seq = entry.seq, event = entry.event.name(), state = next.public(), "entry");
         self.session.apply(&entry);
@@ -341,12 +296,20 @@ impl Driver {
     }
 }
 
+/// How long a run has stood still, where its model has to be told (requirement E7). One that was never driven knows nothing
+/// that could be out of date.
+pub(super) fn stale(state: &State, now: crate::clock::Timestamp) -> Option<Duration> {
+    let away = now.since(state.at);
+    (state.phase != state::Phase::Queued && away > STALE_AFTER).then_some(away)
+}
+
 /// One text for one effect; equal effects have equal keys.
 fn key_of(effect: &Effect) -> String {
     match effect {
         Effect::CallModel { step, attempt, .. } => format!("model/{step}/{attempt}"),
         Effect::RunTool { step, attempt } => format!("tool/{step}/{attempt}"),
         Effect::RunCheck { step, attempt } => format!("check/{step}/{attempt}"),
+        Effect::Probe { step, attempt } => format!("probe/{step}/{attempt}"),
         Effect::Decide { step } => format!("decide/{step}"),
         Effect::Start { step, .. } => format!("start/{step}"),
         Effect::End { .. } => "end".to_owned(),

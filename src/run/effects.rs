@@ -9,6 +9,7 @@ use tokio::sync::Mutex;
 
 use super::Error;
 use super::bench::{self, Bench};
+use super::decide::Rules;
 use super::event::{Call, Event};
 use super::hub::Hub;
 use super::session::Session;
@@ -18,22 +19,29 @@ use crate::chaos::KillAt;
 use crate::clock::Clock;
 use crate::error::Fault;
 use crate::model::{self, ModelClient, NoTokens};
-use crate::policy::Policy;
 use crate::store::{RunRecord, Store};
-use crate::task::Task;
-use crate::tool::registry::{Builtin, Registry};
 use crate::tool::world::Lost;
 use crate::tool::{Effect as ToolEffect, ToolResult};
 use crate::workspace::Revision;
 
 /// Attempts at one model call before the run fails.
-pub const MODEL_ATTEMPTS: u32 = 5;
+const MODEL_ATTEMPTS: u32 = 5;
 /// Attempts at one tool call, or check, whose sandbox was lost.
-pub const SANDBOX_ATTEMPTS: u32 = 3;
+const SANDBOX_ATTEMPTS: u32 = 3;
 /// How long making a sandbox with its workspace may take.
 const OPENING: Duration = Duration::from_secs(300);
 /// How long taking a workspace in may take.
 const SNAPSHOT: Duration = Duration::from_secs(300);
+
+/// Whether a model call that failed is made again, after `failures` of its kind.
+pub fn has_another_model_call(is_retryable: bool, failures: u32) -> bool {
+    is_retryable && failures + 1 < MODEL_ATTEMPTS
+}
+
+/// Whether what lost its sandbox is tried again, after `failures` of its kind.
+pub fn has_another_try(is_retryable: bool, failures: u32) -> bool {
+    is_retryable && failures + 1 < SANDBOX_ATTEMPTS
+}
 
 /// What all runs of a service share.
 #[derive(Debug)]
@@ -50,8 +58,7 @@ pub struct Shop {
 impl Shop {
     /// What one run needs while it is driven.
     pub async fn job(&self, record: &RunRecord, session: &Session) -> Result<Job, Error> {
-        let task = Task::from_value(self.store.spec(&record.task).await?)?;
-        let policy = Policy::from_snapshot(&task.policy)?;
+        let rules = Rules::of(record.task.clone(), self.store.spec(&record.task).await?)?;
         Ok(Job {
             client: OnceLock::new(),
             benches: self.benches.clone(),
@@ -59,9 +66,7 @@ impl Shop {
             bench: Mutex::default(),
             artifacts: session.artifacts().map(str::to_owned).collect(),
             record: record.clone(),
-            registry: Registry::all(),
-            task,
-            policy,
+            rules,
         })
     }
 }
@@ -70,9 +75,7 @@ impl Shop {
 #[derive(Debug)]
 pub struct Job {
     pub record: RunRecord,
-    pub task: Task,
-    pub policy: Policy,
-    pub registry: Registry,
+    pub rules: Rules,
     /// Made at the first need, so that a run whose key is not there can still be looked at, and cancelled.
     client: OnceLock<Arc<dyn ModelClient>>,
     benches: bench::Maker,
@@ -124,11 +127,6 @@ impl From<Event> for Outcome {
 type Work = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
 impl Job {
-    /// The idempotency key of a step (requirement B5): the same over all attempts.
-    pub fn key(&self, step: u32) -> String {
-        format!("{}/{step}", self.record.task)
-    }
-
     /// The work of an effect. Dropping it stops the effect; nothing of it is then kept.
     pub fn perform(self: Arc<Self>, effect: &Effect, state: &State, session: &Session) -> Option<Work> {
         let now = self.clock.now();
@@ -141,7 +139,7 @@ impl Job {
             } => {
                 let request = model::Request {
                     messages: session.messages(),
-                    tools: self.registry.definitions(),
+                    tools: self.rules.registry.definitions(),
                     timeout: limit,
                 };
                 let wait = not_before.map_or(Duration::ZERO, |at| at.since(now));
@@ -162,7 +160,7 @@ impl Job {
                 Some(Box::pin(async move { self.run_tool(&call, attempt).await }))
             }
             Effect::RunCheck { step, attempt } => {
-                let command = self.task.check.clone()?;
+                let command = self.rules.task.check.clone()?;
                 let attempt = Attempt {
                     number: attempt,
                     failures: state.failures(step),
@@ -171,7 +169,7 @@ impl Job {
                 };
                 Some(Box::pin(async move { self.run_check(step, &command, attempt).await }))
             }
-            Effect::Decide { .. } | Effect::Start { .. } | Effect::End { .. } => None,
+            Effect::Decide { .. } | Effect::Start { .. } | Effect::Probe { .. } | Effect::End { .. } => None,
         }
     }
 
@@ -192,7 +190,7 @@ impl Job {
         if let Some(client) = self.client.get() {
             return Ok(client.as_ref());
         }
-        let made = self.task.model.client()?;
+        let made = self.rules.task.model.client()?;
         Ok(self.client.get_or_init(|| made).as_ref())
     }
 
@@ -202,8 +200,8 @@ impl Job {
         match answered.await {
             Ok(mut reply) => {
                 let asked = std::mem::take(&mut reply.message.tool_calls);
-                let calls = self.number_calls(step, asked, &request.messages);
-                let cost_micros = self.task.model.cost_micros(reply.usage);
+                let calls = self.rules.number(step, asked, &request.messages);
+                let cost_micros = self.rules.task.model.cost_micros(reply.usage);
                 let duration = self.clock.now().since(start);
                 Event::ModelReplied {
                     step,
@@ -216,7 +214,7 @@ impl Job {
             }
             Err(error) => {
                 let fault = Fault::of(error.code(), error.kind(), &error);
-                let retry_in = (fault.retryable && failures + 1 < MODEL_ATTEMPTS).then(|| {
+                let retry_in = has_another_model_call(fault.retryable, failures).then(|| {
                     let backoff = Duration::from_secs(1 << failures.min(5));
                     backoff.max(error.retry_after().unwrap_or_default())
                 });
@@ -298,11 +296,15 @@ impl Job {
             let bench = within(OPENING, self.bench(attempt.workspace)).await?;
             let done = async {
                 let limit = attempt.limit.min(bench.time_left());
-                let ran = bench.run(&self.registry, call, &self.key(call.step), limit).await;
+                let ran = bench
+                    .run(&self.rules.registry, call, &self.rules.key(call.step), limit)
+                    .await;
                 audit = ran.audit;
                 let result = ran.result?;
                 let workspace = match call.effect {
-                    ToolEffect::Workspace => within(SNAPSHOT, bench.snapshot()).await?,
+                    ToolEffect::Workspace | ToolEffect::Idempotent | ToolEffect::External => {
+                        within(SNAPSHOT, bench.snapshot()).await?
+                    }
                     ToolEffect::ReadOnly | ToolEffect::Control => attempt.workspace,
                 };
                 Ok((result, workspace))
@@ -358,48 +360,9 @@ impl Job {
     }
 
     fn open_bench(&self, workspace: Revision) -> Opening {
-        let (benches, record, task) = (self.benches.clone(), self.record.clone(), self.task.clone());
-        let (policy, known) = (self.policy.clone(), self.artifacts.clone());
+        let (benches, record, task) = (self.benches.clone(), self.record.clone(), self.rules.task.clone());
+        let (policy, known) = (self.rules.policy.clone(), self.artifacts.clone());
         Box::pin(async move { benches.open(&record, &task, &policy, workspace, known).await })
-    }
-
-    /// Gives each call of a turn its step, its class and an id that no earlier call has.
-    fn number_calls(&self, step: u32, asked: Vec<model::ToolCall>, messages: &[model::Message]) -> Vec<Call> {
-        let mut taken: std::collections::HashSet<String> = messages
-            .iter()
-            .filter_map(|message| match message {
-                model::Message::Tool { tool_call_id, .. } => Some(tool_call_id.clone()),
-                model::Message::System { .. } | model::Message::User { .. } | model::Message::Assistant(_) => None,
-            })
-            .collect();
-        let number = |(n, call): (usize, model::ToolCall)| {
-            let step = step + 1 + n as u32;
-            let made_up = (0..).map(|n| {
-                if n == 0 {
-                    format!("call_{step}")
-                } else {
-                    format!("call_{step}_{n}")
-                }
-            });
-            let asked = std::iter::once(call.id).filter(|id| !id.is_empty());
-            let id = asked
-                .chain(made_up)
-                .find(|id| taken.insert(id.clone()))
-                .unwrap_or_default();
-            // A tool that is not there touches nothing.
-            let effect = self
-                .registry
-                .find(&call.name)
-                .map_or(ToolEffect::ReadOnly, Builtin::effect);
-            Call {
-                step,
-                id,
-                tool: call.name,
-                arguments: call.arguments,
-                effect,
-            }
-        };
-        asked.into_iter().enumerate().map(number).collect()
     }
 }
 
@@ -417,7 +380,7 @@ struct Attempt {
 impl Attempt {
     /// What a try that could not be made tells, and whether there is another.
     fn lost(&self, error: &bench::Error) -> (Fault, bool) {
-        let retry = error.kind().is_retryable() && self.failures + 1 < SANDBOX_ATTEMPTS;
+        let retry = has_another_try(error.kind().is_retryable(), self.failures);
         (Fault::of(error.code(), error.kind(), error), retry)
     }
 }

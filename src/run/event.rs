@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::clock::Timestamp;
 use crate::error::Fault;
-use crate::ids::ApprovalId;
+use crate::ids::{ApprovalId, RunId};
 use crate::model::Reply;
 use crate::policy::{Budgets, Decision};
 use crate::tool::{Effect, ToolResult};
@@ -39,7 +39,12 @@ pub enum Event {
     Claimed {
         worker: String,
         fence: u64,
+        /// How long nothing happened, where that is so long that the model is told to look again (requirement E7).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        stale: Option<Duration>,
     },
+    /// The first entry of a child's own; those before it are its parent's.
+    Forked(Forked),
     /// The model answered. Its tool calls are in `calls`, numbered and classified, and nowhere else.
     ModelReplied {
         step: u32,
@@ -97,6 +102,20 @@ pub enum Event {
         fault: Fault,
         retry: bool,
     },
+    /// A call with an effect outside was cut off, and nobody knows whether it happened. A person decides: `approved` =
+    /// call it again, else the model is told (requirements D5, D6).
+    OutcomeUnknown {
+        step: u32,
+        attempt: u32,
+        approval: ApprovalId,
+        decision: Decision,
+        action_hash: String,
+    },
+    /// The tool's own status check says that the call that was cut off did not happen.
+    NotDone {
+        step: u32,
+        attempt: u32,
+    },
     CheckFinished {
         step: u32,
         attempt: u32,
@@ -115,6 +134,9 @@ pub enum Event {
     PauseRequested {
         by: String,
         reason: String,
+        /// At once: what is going on is stopped, and begun again when the run goes on.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        now: bool,
     },
     Resumed {
         by: String,
@@ -146,6 +168,24 @@ pub struct Submitted {
     pub workspace: Revision,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+}
+
+/// Where a child run comes from, and what is different for it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Forked {
+    pub run: RunId,
+    /// The last entry of the parent that belongs to the child too. (`seq` is the entry's own.)
+    pub after: u64,
+    /// The checkpoint that it went out from.
+    pub revision: u64,
+    pub by: String,
+    /// For the model; the calls that were open are then given up. Without one the run goes on as it stood.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    pub policy_name: String,
+    pub policy_hash: String,
+    /// Anew: what the parent has used does not count.
+    pub budgets: Budgets,
 }
 
 /// One tool call of a turn.
@@ -206,6 +246,9 @@ impl Event {
             | Self::ApprovalDecided { approved: false, .. }
             | Self::Ended { .. } => true,
             Self::Submitted(_)
+            | Self::Forked(_)
+            | Self::OutcomeUnknown { .. }
+            | Self::NotDone { .. }
             | Self::Claimed { .. }
             | Self::ModelFailed { .. }
             | Self::ApprovalRequested { .. }
@@ -233,6 +276,9 @@ impl Event {
             | Self::ToolFinished { result, .. }
             | Self::CheckFinished { result, .. } => Some(result),
             Self::Submitted(_)
+            | Self::Forked(_)
+            | Self::OutcomeUnknown { .. }
+            | Self::NotDone { .. }
             | Self::Claimed { .. }
             | Self::ModelReplied { .. }
             | Self::ModelFailed { .. }
@@ -254,6 +300,9 @@ impl Event {
         match self {
             Self::Submitted(_) => "submitted",
             Self::Claimed { .. } => "claimed",
+            Self::Forked(_) => "forked",
+            Self::OutcomeUnknown { .. } => "outcome_unknown",
+            Self::NotDone { .. } => "not_done",
             Self::ModelReplied { .. } => "model_replied",
             Self::ModelFailed { .. } => "model_failed",
             Self::ToolRefused { .. } => "tool_refused",

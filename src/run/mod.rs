@@ -5,16 +5,21 @@
 //! - `session.rs`: the conversation, another projection of the same journal; `trail.rs`: what goes on the audit record;
 //! - `driver.rs`: claims a run, commits first, acts second; `decide.rs`: what the policy makes of a call;
 //! - `effects.rs`: performs model calls, tool calls, checks; `bench.rs`: a run's sandbox and working directory;
+//! - `fork.rs`: child runs from a checkpoint; `recording.rs`: a run as one file; `replay.rs`: what today's machine makes of it;
 //! - `service.rs`: what the outside asks: submit, watch, cancel, approve, …; `hub.rs` wakes those who watch.
 //!
 //! Must not know: gRPC, the command line. Owns no file format but its own events and checkpoints.
 
 pub mod bench;
+mod commit;
 mod decide;
 mod driver;
 mod effects;
 pub mod event;
+pub mod fork;
 pub mod hub;
+pub mod recording;
+pub mod replay;
 pub mod service;
 pub mod session;
 #[cfg(test)]
@@ -112,6 +117,15 @@ pub enum Error {
     },
     #[error("checkpoint {revision} of run `{run}` is not what this build makes of its journal")]
     Diverged { run: RunId, revision: u64 },
+    #[error("the policy `{name}` is no longer what run `{run}` had: {found} now, {recorded} then")]
+    PolicyChanged {
+        run: RunId,
+        name: String,
+        recorded: String,
+        found: String,
+    },
+    #[error(transparent)]
+    Recording(#[from] recording::Error),
     #[error("run `{0}` has no journal")]
     NoJournal(RunId),
     #[error("no tool call has step {0}")]
@@ -147,10 +161,12 @@ impl Error {
             Self::Workspace(error) => error.kind(),
             Self::Bench(error) => error.kind(),
             Self::Invalid(_) | Self::Budgets(_) => Kind::Invalid,
+            Self::Recording(error) => error.kind(),
             Self::NoApproval(_)
             | Self::NothingToApprove { .. }
             | Self::Decided { .. }
             | Self::WrongState { .. }
+            | Self::PolicyChanged { .. }
             | Self::UnknownVersion { .. }
             | Self::Diverged { .. } => Kind::WrongState,
             Self::Task(crate::task::Error::UnknownVersion { .. }) => Kind::WrongState,
@@ -179,6 +195,8 @@ impl Error {
             | Self::Diverged { .. }
             | Self::NoJournal(_)
             | Self::NoCall(_)
+            | Self::PolicyChanged { .. }
+            | Self::Recording(_)
             | Self::NoApproval(_)
             | Self::NothingToApprove { .. }
             | Self::Decided { .. }
@@ -216,6 +234,8 @@ impl Error {
             Self::Budgets(_) => "BUDGETS",
             Self::WrongState { .. } => "WRONG_STATE",
             Self::Diverged { .. } => "CHECKPOINT_DIVERGED",
+            Self::PolicyChanged { .. } => "POLICY_CHANGED",
+            Self::Recording(_) => "RECORDING",
         }
     }
 }

@@ -15,13 +15,13 @@ use super::effects::Shop;
 use super::event::{Entry, Event, FORMAT_VERSION, Outcome, Submitted};
 use super::session::Session;
 use super::state::{self, State};
-use super::{Error, trail};
+use super::{Error, commit};
 use crate::audit::Mirror;
-use crate::ids::{ApprovalId, RunId, SessionId, TaskId, TraceId};
+use crate::ids::{ApprovalId, RunId, TaskId, TraceId};
 use crate::model::Message;
 use crate::policy::{BudgetOverrides, Policies};
 use crate::sandbox::{BackendName, ImageRef};
-use crate::store::{Checkpoint, Created, Idempotency, NewTask, Owner, Query, RunRecord, Signal};
+use crate::store::{Created, Idempotency, NewTask, Owner, Query, RunRecord, Signal};
 use crate::task::{Model, Task};
 use crate::tasks::Tasks;
 use crate::workspace::{Pool, Revision};
@@ -227,8 +227,12 @@ impl Service {
         Ok(created)
     }
 
+    pub(super) fn data_dir(&self) -> &std::path::Path {
+        &self.0.data_dir
+    }
+
     /// Refuses a workspace that is not all here.
-    async fn require(&self, workspace: Revision) -> Result<(), Error> {
+    pub(super) async fn require(&self, workspace: Revision) -> Result<(), Error> {
         let missing = |what, id: String| {
             move |error| match error {
                 crate::workspace::Error::Missing(_) => crate::store::Error::NotFound { what, id }.into(),
@@ -270,39 +274,10 @@ impl Service {
             event,
         };
         let state = state::start(&first)?;
-        let record = RunRecord {
-            task: TaskId::random(),
-            run: RunId::random(),
-            session: SessionId::random(),
-            trace: trace.unwrap_or_else(TraceId::random),
-            parent: None,
-            state: state.public().to_owned(),
-            is_terminal: false,
-            seq: 1,
-            revision: 0,
-            fence: 0,
-            owner: None,
-            created_at: at,
-            updated_at: at,
-            labels: task.labels.clone(),
-        };
-        let checkpoint = Checkpoint {
-            format_version: FORMAT_VERSION,
-            revision: 0,
-            seq: 1,
-            tree: task.workspace.tree,
-            policy_hash: task.policy_hash.clone(),
-            state: serde_json::to_value(&state).expect("a state is plain data"),
-            at,
-        };
-        let audit = trail::records(&record, &Session::default(), &first);
+        let trace = trace.unwrap_or_else(TraceId::random);
         Ok(NewTask {
-            spec: task.to_value(),
             idempotency,
-            checkpoint,
-            audit,
-            first,
-            record,
+            ..commit::beginning(task, first, &state, trace, None)
         })
     }
 
@@ -546,7 +521,7 @@ impl Service {
     }
 
     /// Brings the audit file up to the store.
-    async fn keep_record(&self) {
+    pub(super) async fn keep_record(&self) {
         if let Err(error) = self.0.mirror.catch_up(self.0.shop.store.as_ref()).await {
             tracing::error!(error = %crate::error::chain(&error), "the audit file is behind the store");
         }

@@ -4,6 +4,7 @@
 //! run left open is paired with a result that says so.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::event::{Call, Entry, Event, Outcome};
 use crate::clock::Timestamp;
@@ -28,6 +29,8 @@ pub struct Asked {
     pub at: Timestamp,
     pub decision: Decision,
     pub action_hash: String,
+    /// The attempt whose outcome is not known, where that is the question.
+    pub attempt: Option<u32>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -36,8 +39,8 @@ struct Turn {
     calls: Vec<Call>,
     /// By step.
     results: BTreeMap<u32, ToolResult>,
-    /// What the runtime answers to a turn that has no open call for it.
-    remark: Option<String>,
+    /// What is said to the model after the results, in order.
+    remarks: Vec<String>,
 }
 
 impl Session {
@@ -63,7 +66,7 @@ impl Session {
                     message: reply.message.clone(),
                     calls: calls.clone(),
                     results: BTreeMap::new(),
-                    remark: remark.map(str::to_owned),
+                    remarks: remark.map(str::to_owned).into_iter().collect(),
                 });
             }
             Event::ToolRefused { step, result, .. } | Event::ToolFinished { step, result, .. } => {
@@ -71,17 +74,42 @@ impl Session {
             }
             Event::ApprovalDecided {
                 step,
+                approval,
                 approved: false,
                 by,
                 reason,
-                ..
             } => {
-                let fault = Fault::new("approval_denied", format!("{by} denied this call: {reason}"));
-                self.result(
-                    *step,
-                    ToolResult::refused(&fault, "do not repeat it; find another way or finish"),
-                );
+                let was_cut_off = self
+                    .approvals
+                    .get(approval)
+                    .is_some_and(|asked| asked.attempt.is_some());
+                let result = if was_cut_off {
+                    let what = format!("the call was cut off, and it is not known whether it happened; {by}: {reason}");
+                    ToolResult::refused(&Fault::new("side_effect_unknown", what), UNKNOWN)
+                } else {
+                    let fault = Fault::new("approval_denied", format!("{by} denied this call: {reason}"));
+                    ToolResult::refused(&fault, "do not repeat it; find another way or finish")
+                };
+                self.result(*step, result);
             }
+            Event::OutcomeUnknown {
+                step,
+                attempt,
+                approval,
+                decision,
+                action_hash,
+            } => {
+                let asked = Asked {
+                    step: *step,
+                    at: entry.at,
+                    decision: decision.clone(),
+                    action_hash: action_hash.clone(),
+                    attempt: Some(*attempt),
+                };
+                self.approvals.insert(approval.clone(), asked);
+            }
+            Event::Claimed { stale: Some(away), .. } => self.remark(stale(*away)),
+            Event::Forked(fork) => fork.message.iter().for_each(|message| self.remark(message.clone())),
             Event::ApprovalRequested {
                 step,
                 approval,
@@ -94,6 +122,7 @@ impl Session {
                     at: entry.at,
                     decision,
                     action_hash,
+                    attempt: None,
                 };
                 self.approvals.insert(approval.clone(), asked);
             }
@@ -102,9 +131,10 @@ impl Session {
             } => self.check_failed(result),
             Event::CheckFinished { passed: true, .. }
             | Event::ApprovalDecided { approved: true, .. }
-            | Event::Claimed { .. }
+            | Event::Claimed { stale: None, .. }
             | Event::ModelFailed { .. }
             | Event::ToolStarted { .. }
+            | Event::NotDone { .. }
             | Event::ToolLost { .. }
             | Event::CheckLost { .. }
             | Event::PauseRequested { .. }
@@ -146,6 +176,14 @@ impl Session {
         self.opening.iter().cloned().chain(turns).collect()
     }
 
+    /// Says something to the model, after everything that was said so far.
+    fn remark(&mut self, text: String) {
+        match self.turns.last_mut() {
+            Some(turn) => turn.remarks.push(text),
+            None => self.opening.push(Message::User { content: text }),
+        }
+    }
+
     fn result(&mut self, step: u32, result: ToolResult) {
         let turn = self
             .turns
@@ -181,12 +219,14 @@ impl Session {
         if let Some((turn, step)) = self.open_call() {
             turn.results.insert(step, result.clone());
         } else if let Some(turn) = self.turns.last_mut() {
-            turn.remark = Some(format!("The completion check failed. {}", result.to_message()));
+            turn.remarks
+                .push(format!("The completion check failed. {}", result.to_message()));
         }
     }
 }
 
 const EMPTY: &str = "Your answer was empty. Call a tool, or call `finish` when the task is done.";
+const UNKNOWN: &str = "find out by looking whether it happened before you call it again";
 const CUT: &str = "Your answer was cut at the output limit. Go on in smaller pieces.";
 
 impl Turn {
@@ -200,7 +240,7 @@ impl Turn {
                 .unwrap_or_else(not_run)
                 .to_message(),
         });
-        let remark = self.remark.iter().map(|content| Message::User {
+        let remarks = self.remarks.iter().map(|content| Message::User {
             content: content.clone(),
         });
         let tool_calls = self.calls.iter().map(|call| ToolCall {
@@ -214,9 +254,20 @@ impl Turn {
         };
         std::iter::once(Message::Assistant(said))
             .chain(results)
-            .chain(remark)
+            .chain(remarks)
             .collect()
     }
+}
+
+/// What a model is told after a long stand-still (requirement E7).
+fn stale(away: Duration) -> String {
+    let minutes = away.as_secs() / 60;
+    format!(
+        "This task stood still for {} h {} min. What you know of the outside may be out of date: look again before you rely \
+         on it.",
+        minutes / 60,
+        minutes % 60
+    )
 }
 
 fn not_run() -> ToolResult {

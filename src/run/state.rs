@@ -11,7 +11,10 @@
 //!                        └────────── Checking ◀─┴──▶ Ending ─Ended─▶ Ended
 //!                                       └─ passed ────▲
 //!  from any state that has not begun to end:  CancelRequested, DeadlineReached, a budget, a fatal fault ─▶ Ending
-//!  Pause is a hold on top of a phase: asked, then held at the next point where nothing runs.
+//!  Pause is a hold on top of a phase: asked, then held at the next point where nothing runs, or `now`: held at once.
+//!  A call with an effect outside that was cut off:  Running ─▶ Unsure ─NotDone─▶ Running
+//!                                                      OutcomeUnknown └─▶ Doubtful ─▶ Running (a person said so) | Done
+//!  Forked: from any state to Queued; `then` keeps where the child goes on.
 //! ```
 //!
 //! [`due`] says which effects should be going on in a state. The driver starts what is due and not yet going on, and stops
@@ -24,7 +27,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::event::{Call, Entry, Event, FORMAT_VERSION, Limit, Outcome, Submitted};
+use super::event::{Call, Entry, Event, FORMAT_VERSION, Forked, Limit, Outcome, Submitted};
 use crate::clock::Timestamp;
 use crate::error::Fault;
 use crate::ids::{ApprovalId, RunId};
@@ -45,6 +48,9 @@ pub struct State {
     pub seq: u64,
     pub at: Timestamp,
     pub phase: Phase,
+    /// Of a fork that is Queued: where it goes on, if not with the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub then: Option<Box<Phase>>,
     pub hold: Hold,
     pub used: Used,
     pub budgets: Budgets,
@@ -122,6 +128,15 @@ pub enum CallStatus {
         attempt: u32,
         failures: u32,
     },
+    /// It may have happened, or not; the tool is asked.
+    Unsure {
+        attempt: u32,
+    },
+    /// Not even the tool knows; a person is asked.
+    Doubtful {
+        approval: ApprovalId,
+        attempt: u32,
+    },
     Done,
 }
 
@@ -144,6 +159,18 @@ pub struct Used {
     pub cost_micros: Option<u64>,
 }
 
+impl Used {
+    fn nothing() -> Self {
+        Self {
+            steps: 0,
+            model_calls: 0,
+            tool_calls: 0,
+            tokens: Usage::default(),
+            cost_micros: Some(0),
+        }
+    }
+}
+
 /// Something the driver is to do. Idempotent by its own value: the same effect is never going on twice.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect {
@@ -162,6 +189,11 @@ pub enum Effect {
         approval: ApprovalId,
     },
     RunTool {
+        step: u32,
+        attempt: u32,
+    },
+    /// Find out whether that attempt happened: `ToolFinished`, `NotDone`, or `OutcomeUnknown`.
+    Probe {
         step: u32,
         attempt: u32,
     },
@@ -305,27 +337,25 @@ impl CallState {
                 step,
                 attempt: *attempt,
             }),
-            CallStatus::Awaiting { .. } | CallStatus::Done => None,
+            CallStatus::Unsure { attempt } => Some(Effect::Probe {
+                step,
+                attempt: *attempt,
+            }),
+            CallStatus::Awaiting { .. } | CallStatus::Doubtful { .. } | CallStatus::Done => None,
         }
     }
 }
 
 impl State {
     fn submitted(task: &Submitted, at: Timestamp) -> Self {
-        let used = Used {
-            steps: 0,
-            model_calls: 0,
-            tool_calls: 0,
-            tokens: Usage::default(),
-            cost_micros: Some(0),
-        };
         Self {
             format_version: FORMAT_VERSION,
             seq: 1,
             at,
             phase: Phase::Queued,
+            then: None,
             hold: Hold::Free,
-            used,
+            used: Used::nothing(),
             budgets: task.budgets.clone(),
             check: task.check.clone(),
             workspace: task.workspace,
@@ -387,6 +417,8 @@ impl State {
                         CallStatus::Pending
                         | CallStatus::Awaiting { .. }
                         | CallStatus::Approved { .. }
+                        | CallStatus::Unsure { .. }
+                        | CallStatus::Doubtful { .. }
                         | CallStatus::Done,
                     )
                     | None => 0,
@@ -432,6 +464,7 @@ impl State {
         match event {
             Event::Submitted(_) => None,
             Event::Claimed { .. } => self.claimed(at),
+            Event::Forked(fork) => self.forked(fork),
             Event::ModelReplied {
                 step,
                 attempt,
@@ -483,16 +516,16 @@ impl State {
                 approved,
                 ..
             } => {
-                let waiting = CallStatus::Awaiting {
-                    approval: approval.clone(),
-                };
-                let call = self.call(*step, |call| call.status == waiting)?;
-                call.status = if *approved {
-                    CallStatus::Approved {
+                let call = self.call(*step, |call| call.awaiting() == Some((*step, approval)))?;
+                call.status = match (&call.status, approved) {
+                    (_, false) => CallStatus::Done,
+                    (CallStatus::Doubtful { attempt, .. }, true) => CallStatus::Running {
+                        attempt: attempt + 1,
+                        failures: 0,
+                    },
+                    (_, true) => CallStatus::Approved {
                         approval: approval.clone(),
-                    }
-                } else {
-                    CallStatus::Done
+                    },
                 };
                 self.advance();
                 Some(())
@@ -533,13 +566,39 @@ impl State {
                 retry,
             } => {
                 let failures = self.failures(*step) + 1;
-                self.call(*step, |call| call.attempt() == Some(*attempt))?.status = CallStatus::Running {
+                let call = self.call(*step, |call| call.is_running() && call.attempt() == Some(*attempt))?;
+                if call.effect == ToolEffect::External {
+                    call.status = CallStatus::Unsure { attempt: *attempt };
+                    return self.settle();
+                }
+                call.status = CallStatus::Running {
                     attempt: attempt + 1,
                     failures,
                 };
                 if !retry {
                     self.end(Outcome::Failed { fault: fault.clone() });
                 }
+                Some(())
+            }
+            Event::OutcomeUnknown {
+                step,
+                attempt,
+                approval,
+                ..
+            } => {
+                let unsure = CallStatus::Unsure { attempt: *attempt };
+                self.call(*step, |call| call.status == unsure)?.status = CallStatus::Doubtful {
+                    approval: approval.clone(),
+                    attempt: *attempt,
+                };
+                self.settle()
+            }
+            Event::NotDone { step, attempt } => {
+                let unsure = CallStatus::Unsure { attempt: *attempt };
+                self.call(*step, |call| call.status == unsure)?.status = CallStatus::Running {
+                    attempt: attempt + 1,
+                    failures: 0,
+                };
                 Some(())
             }
             Event::CheckFinished {
@@ -579,7 +638,7 @@ impl State {
                 }
                 Some(())
             }
-            Event::PauseRequested { .. } => self.pause(),
+            Event::PauseRequested { now, .. } => self.pause(*now),
             Event::Resumed { .. } => {
                 let was = std::mem::replace(&mut self.hold, Hold::Free);
                 (was != Hold::Free && !self.is_terminal()).then_some(())
@@ -622,19 +681,62 @@ impl State {
         match &mut self.phase {
             Phase::Queued => {
                 self.deadline = Some(at.plus(self.budgets.total_time));
-                self.reason_next();
+                match self.then.take() {
+                    Some(phase) => self.phase = *phase,
+                    None => self.reason_next(),
+                }
             }
             Phase::Reasoning { attempt, .. } | Phase::Checking { attempt, .. } => *attempt += 1,
             Phase::Calling { calls } => {
                 for call in calls {
-                    if let CallStatus::Running { attempt, .. } = &mut call.status {
-                        *attempt += 1;
+                    let CallStatus::Running { attempt, .. } = &mut call.status else {
+                        continue;
+                    };
+                    match call.effect {
+                        // Nobody saw how it ended, and twice is not the same as once.
+                        ToolEffect::External => call.status = CallStatus::Unsure { attempt: *attempt },
+                        ToolEffect::ReadOnly | ToolEffect::Workspace | ToolEffect::Idempotent | ToolEffect::Control => {
+                            *attempt += 1
+                        }
                     }
                 }
             }
             Phase::Ending { .. } => {}
             Phase::Ended { .. } => return None,
         }
+        Some(())
+    }
+
+    /// A child starts from here, with budgets of its own and with nothing approved that has not run yet.
+    fn forked(&mut self, fork: &Forked) -> Option<()> {
+        let then = match std::mem::replace(&mut self.phase, Phase::Queued) {
+            Phase::Ending { .. } | Phase::Ended { .. } if fork.message.is_none() => return None,
+            Phase::Calling { mut calls } if fork.message.is_none() => {
+                let open = calls.iter_mut().filter(|call| call.status != CallStatus::Done);
+                open.for_each(|call| call.status = CallStatus::Pending);
+                Some(Phase::Calling { calls })
+            }
+            Phase::Checking { step, claim, .. } if fork.message.is_none() => Some(Phase::Checking {
+                step,
+                attempt: 1,
+                claim,
+            }),
+            Phase::Queued if fork.message.is_none() => self.then.take().map(|then| *then),
+            Phase::Queued
+            | Phase::Reasoning { .. }
+            | Phase::Calling { .. }
+            | Phase::Checking { .. }
+            | Phase::Ending { .. }
+            | Phase::Ended { .. } => None,
+        };
+        self.then = then.map(Box::new);
+        self.hold = Hold::Free;
+        self.used = Used::nothing();
+        self.budgets = fork.budgets.clone();
+        self.deadline = None;
+        self.parked_since = None;
+        self.idle_replies = 0;
+        self.failures = 0;
         Some(())
     }
 
@@ -766,7 +868,7 @@ impl State {
         }
     }
 
-    fn pause(&mut self) -> Option<()> {
+    fn pause(&mut self, now: bool) -> Option<()> {
         let still = match &self.phase {
             Phase::Queued => true,
             Phase::Calling { calls } => !calls.iter().any(CallState::is_running),
@@ -776,6 +878,9 @@ impl State {
         };
         if self.hold == Hold::Free {
             self.hold = if still { Hold::Held } else { Hold::Asked };
+        }
+        if now {
+            self.hold = Hold::Held;
         }
         Some(())
     }
@@ -873,15 +978,23 @@ impl CallState {
 
     fn attempt(&self) -> Option<u32> {
         match &self.status {
-            CallStatus::Running { attempt, .. } => Some(*attempt),
-            CallStatus::Pending | CallStatus::Awaiting { .. } | CallStatus::Approved { .. } | CallStatus::Done => None,
+            CallStatus::Running { attempt, .. } | CallStatus::Unsure { attempt } => Some(*attempt),
+            CallStatus::Pending
+            | CallStatus::Awaiting { .. }
+            | CallStatus::Approved { .. }
+            | CallStatus::Doubtful { .. }
+            | CallStatus::Done => None,
         }
     }
 
     fn awaiting(&self) -> Option<(u32, &ApprovalId)> {
         match &self.status {
-            CallStatus::Awaiting { approval } => Some((self.step, approval)),
-            CallStatus::Pending | CallStatus::Approved { .. } | CallStatus::Running { .. } | CallStatus::Done => None,
+            CallStatus::Awaiting { approval } | CallStatus::Doubtful { approval, .. } => Some((self.step, approval)),
+            CallStatus::Pending
+            | CallStatus::Approved { .. }
+            | CallStatus::Running { .. }
+            | CallStatus::Unsure { .. }
+            | CallStatus::Done => None,
         }
     }
 }

@@ -99,6 +99,7 @@ impl Life {
         Event::Claimed {
             worker: "w".into(),
             fence: 1,
+            stale: None,
         }
     }
 
@@ -508,6 +509,7 @@ fn a5_an_ended_run_takes_nothing_more() {
             reason: String::new(),
         },
         Event::PauseRequested {
+            now: false,
             by: "p".into(),
             reason: String::new(),
         },
@@ -519,11 +521,22 @@ fn a5_an_ended_run_takes_nothing_more() {
     }
 }
 
+fn unknown(step: u32, attempt: u32) -> Event {
+    Event::OutcomeUnknown {
+        step,
+        attempt,
+        approval: ApprovalId::from_bits(u128::from(step) * 100 + u128::from(attempt)),
+        decision: allow(),
+        action_hash: "hash".into(),
+    }
+}
+
 /// Every event that may come next, given what is due and who may interfere.
 fn options(life: &Life, choice: u8) -> Vec<Event> {
     let mut events = vec![
         Life::claimed(),
         Event::PauseRequested {
+            now: choice.is_multiple_of(2),
             by: "p".into(),
             reason: String::new(),
         },
@@ -554,6 +567,10 @@ fn options(life: &Life, choice: u8) -> Vec<Event> {
             Effect::CallModel { step, attempt, .. } => {
                 let calls = [
                     vec![("shell", WRITE, "{}")],
+                    vec![
+                        ("send", ToolEffect::External, "{}"),
+                        ("send", ToolEffect::Idempotent, "{}"),
+                    ],
                     vec![
                         ("read_file", READ, "{}"),
                         ("search", READ, "{}"),
@@ -628,6 +645,10 @@ fn options(life: &Life, choice: u8) -> Vec<Event> {
                     fault,
                     retry: choice.is_multiple_of(2),
                 });
+            }
+            Effect::Probe { step, attempt } => {
+                events.push(Event::NotDone { step, attempt });
+                events.push(unknown(step, attempt));
             }
             Effect::End { outcome } => events.push(Event::Ended { outcome }),
         }
@@ -742,6 +763,7 @@ fn d2_a_step_gets_the_shorter_of_its_limit_and_what_is_left() {
     life.try_push(Event::Claimed {
         worker: "w".into(),
         fence: 1,
+        stale: None,
     })
     .unwrap();
     // Claimed at second 2; there are 300 seconds.

@@ -23,7 +23,11 @@ pub fn records(run: &RunRecord, session: &Session, entry: &Entry) -> Vec<Record>
                 "policy_hash": task.policy_hash, "tree": task.workspace.tree, "check": task.check });
             vec![maker.record("client", "task.submitted", "ok", details)]
         }
-        Event::Claimed { worker, fence } => {
+        Event::Claimed {
+            worker,
+            fence,
+            stale: _,
+        } => {
             vec![maker.record(
                 "server",
                 "run.claimed",
@@ -123,8 +127,32 @@ pub fn records(run: &RunRecord, session: &Session, entry: &Entry) -> Vec<Record>
             let details = json!({ "step": step, "tree": workspace.tree, "duration_ms": duration.as_millis() as u64 });
             vec![maker.record(&actor, "check.finished", if *passed { "ok" } else { "failed" }, details)]
         }
-        Event::PauseRequested { by, reason } => {
-            vec![maker.record(&person(by), "run.paused", "ok", json!({ "reason": reason }))]
+        Event::PauseRequested { by, reason, now } => {
+            let details = json!({ "reason": reason, "now": now });
+            vec![maker.record(&person(by), "run.paused", "ok", details)]
+        }
+        Event::Forked(fork) => {
+            let details = json!({ "parent": fork.run, "revision": fork.revision, "after": fork.after,
+                "policy": fork.policy_name, "policy_hash": fork.policy_hash,
+                "message": fork.message.as_deref().map(cut) });
+            vec![maker.record(&person(&fork.by), "run.forked", "ok", details)]
+        }
+        Event::OutcomeUnknown {
+            step,
+            attempt,
+            approval,
+            decision,
+            action_hash,
+        } => {
+            let details = json!({ "step": step, "attempt": attempt, "approval": approval, "action_hash": action_hash });
+            vec![
+                maker.decided(session, *step, decision),
+                maker.record(&actor, "outcome.unknown", "ok", details),
+            ]
+        }
+        Event::NotDone { step, attempt } => {
+            let details = json!({ "step": step, "attempt": attempt });
+            vec![maker.record(&actor, "outcome.not_done", "ok", details)]
         }
         Event::Resumed { by } => vec![maker.record(&person(by), "run.resumed", "ok", Value::Null)],
         Event::CancelRequested { by, reason } => {

@@ -20,7 +20,7 @@ use bytes::Bytes;
 pub use ask::{ExecInfo, Tell};
 pub(super) use ask::{dial, list, ping, release, tell};
 pub use capture::{Captured, Finished};
-pub use command::{Background, Command, GRACE, Overflow, Stdin, TerminalSize};
+pub use command::{Background, Command, GRACE, MAX_GRACE, Overflow, Stdin, TerminalSize};
 pub(super) use driver::{Counters, attach, start};
 pub use ended::{Cause, Counts, EndReason, Ended, Pressure};
 pub use handle::{Closed, Control, Exec, Outputs};

@@ -27,6 +27,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 const MAX_READ: usize = 64 << 20;
 /// Most entries or matches of one call.
 const MAX_RESULTS: usize = 100_000;
+/// Most bytes of the answer to a call that is no stream. Names and links can be 4 KiB each, and a guest that lies sends more.
+const MAX_ANSWER: usize = 2 * MAX_READ;
 
 /// The files of a sandbox. Paths are bytes, absolute or relative to the default working directory.
 #[derive(Debug, Clone, Copy)]
@@ -292,8 +294,17 @@ impl<'a> Files<'a> {
         let (mut call, frame) = Call::open(self.sandbox, request, Some(LIMIT)).await?;
         let sending = call::send(call.control(), frame, content);
         let answer = async {
+            let mut bytes = 0;
             loop {
-                match call.reply().await? {
+                let reply = call.reply().await?;
+                bytes += reply.encoded_len();
+                if bytes > MAX_ANSWER {
+                    return Err(Error::File {
+                        code: "too_large".to_owned(),
+                        message: format!("the answer is larger than {MAX_ANSWER} bytes: ask for less at a time"),
+                    });
+                }
+                match reply {
                     Reply::Done(done) => return Ok(done),
                     other => take(other).map_err(|_| self.lost("its answer to a file call was out of place"))?,
                 }

@@ -96,8 +96,21 @@ pub fn claims() -> BTreeMap<u32, Taken> {
     files.filter_map(claim).collect()
 }
 
+/// Removes the claims on ranges that are free again.
+pub fn sweep() {
+    for (base, taken) in claims() {
+        let identity = Identity { base };
+        if let Ok(ranges) = Ranges::of(&taken.data_dir)
+            && !taken.by.is_alive()
+            && ranges.is_free(identity).unwrap_or_default()
+        {
+            forget(identity, &taken);
+        }
+    }
+}
+
 /// Removes the claim on a range whose taker is dead.
-pub(super) fn forget(identity: Identity, of: &Taken) {
+pub fn forget(identity: Identity, of: &Taken) {
     if let Ok(ranges) = Ranges::of(&of.data_dir) {
         ranges.remove_if(identity, |claim| {
             read(claim).is_ok_and(|found| found.as_ref() == Some(of)) && !of.by.is_alive()

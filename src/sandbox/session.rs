@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
+use super::backend::Still;
 use super::exec::{self, Background, Counters, EndReason, ExecInfo, GRACE, Offsets, Overflow, Place, Stdin, Tell};
 use super::files::Files;
 use super::{Backend, Command, Error, Exec, Finished, Handle, Identity, Isolation, Life, Limits, Spec, Usage};
@@ -209,8 +210,8 @@ impl Sandbox {
         self.place.backend.destroy(self.id()).await
     }
 
-    /// Writes its memory to `dir`; it has ended then and is to be closed (see [`Backend::checkpoint`]).
-    pub async fn checkpoint(&self, dir: &Path) -> Result<(), Error> {
+    /// Writes its memory to `dir`; it stands still until what this gives is dropped (see [`Backend::checkpoint`]).
+    pub async fn checkpoint(&self, dir: &Path) -> Result<Still, Error> {
         self.place.backend.checkpoint(&self.place.sandbox, dir).await
     }
 
@@ -259,6 +260,7 @@ impl Sandbox {
             gid: self.place.sandbox.user,
             grace_ms: GRACE.as_millis() as u64,
             seccomp: self.filter.clone(),
+            no_oom_score: self.spec.isolation == Isolation::Gvisor,
             rlimits: [
                 limit(libc::RLIMIT_CORE, 0),
                 limit(libc::RLIMIT_NOFILE, self.spec.limits.open_files),

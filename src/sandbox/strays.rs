@@ -1,8 +1,12 @@
 //! Sandboxes that nobody will ever reap: their server is dead and their data directory, with the record of them, is gone.
 //!
-//! Owns: telling them from all others, and ending them. A control group below our own parent is a stray when no data directory that a
-//! living process serves, or that still exists with a record of it, has it, and when who took its user ids is dead. What cannot be
-//! told is left alone. Must not know: backends. Containers of an engine carry their owner on labels and are not looked for here.
+//! Owns: telling them from all others, and ending them. A record is the first thing of a sandbox and the last, so a control group
+//! below our own parent is a stray when no data directory has a record of it: none of those that user ids were taken for, and not
+//! the one that its guest's program is from. Who took its user ids must be dead. What cannot be told is left alone. `places` knows
+//! the data directories that dead servers had. Must not know: backends. Containers of an engine carry their owner on labels and are
+//! not looked for here.
+
+mod places;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,8 +18,10 @@ use super::cgroup::{self, Hierarchies};
 use super::identity::{self, Taken};
 use crate::clock::Clock;
 
+pub use places::{Place, places};
+
 /// An empty group may be one that is being made.
-const SETTLED: Duration = Duration::from_secs(60);
+const SETTLED: Duration = Duration::from_secs(5);
 
 /// A sandbox without an owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,9 +38,11 @@ pub struct Stray {
 /// # Errors
 /// When the control groups cannot be read.
 pub fn find(hierarchies: &Hierarchies, clock: &dyn Clock) -> Result<Vec<Stray>, cgroup::Error> {
+    // The groups first: of one that is there by now, so are the claim and the record.
+    let names = hierarchies.names();
     let claims = identity::claims();
     let mut strays = Vec::new();
-    for name in hierarchies.names() {
+    for name in names {
         let group = hierarchies.group(&name);
         let pids = group.pids()?;
         let made = group
@@ -43,6 +51,7 @@ pub fn find(hierarchies: &Hierarchies, clock: &dyn Clock) -> Result<Vec<Stray>, 
         let now = Duration::from_millis(u64::try_from(clock.now().0).unwrap_or_default());
         let found = Found {
             bases: pids.iter().filter_map(|pid| base_of(*pid)).collect(),
+            guests_of: pids.iter().filter_map(|pid| places::of_guest(*pid)).collect(),
             is_settled: made.is_some_and(|made| now.saturating_sub(made) > SETTLED),
             is_empty: pids.is_empty(),
         };
@@ -57,6 +66,8 @@ pub fn find(hierarchies: &Hierarchies, clock: &dyn Clock) -> Result<Vec<Stray>, 
 struct Found {
     /// First ids of its processes' ranges.
     bases: Vec<u32>,
+    /// The data directories that its guest's program is from.
+    guests_of: Vec<PathBuf>,
     is_settled: bool,
     is_empty: bool,
 }
@@ -72,18 +83,22 @@ fn judge(
     claims: &BTreeMap<u32, Taken>,
     has_record: &dyn Fn(&Path, &str) -> bool,
 ) -> Option<Option<(Identity, Taken)>> {
-    if claims.values().any(|taken| has_record(&taken.data_dir, name)) {
+    let mut known = claims.values().map(|taken| &taken.data_dir).chain(&found.guests_of);
+    if known.any(|dir| has_record(dir, name)) {
         return None;
     }
     if found.is_empty {
         return found.is_settled.then_some(None);
     }
     let base = *found.bases.first()?;
-    let taken = claims.get(&base)?;
-    if found.bases.iter().any(|other| *other != base) || taken.by.is_alive() {
+    if found.bases.iter().any(|other| *other != base) {
         return None;
     }
-    Some(Some((Identity { base }, taken.clone())))
+    match claims.get(&base) {
+        Some(taken) => (!taken.by.is_alive()).then(|| Some((Identity { base }, taken.clone()))),
+        // The claim is lost, and the guest alone tells.
+        None => (!found.guests_of.is_empty() && found.is_settled).then_some(None),
+    }
 }
 
 /// The first host id of a process's user namespace; `None` for the host's own.
@@ -119,30 +134,6 @@ pub fn end(hierarchies: &Hierarchies, stray: &Stray) -> Result<(), cgroup::Error
     Ok(())
 }
 
-/// Data directories whose working directories are still mounted though they may have no server any more: found by where the
-/// mounts are, `DATA/work/NAME/disk`. Who sweeps those removes only what the dead left.
-///
-/// # Errors
-/// When the mount table cannot be read.
-pub fn mounted() -> std::io::Result<Vec<PathBuf>> {
-    let mut dirs: Vec<PathBuf> = super::disk::mounts_below(Path::new("/"))?
-        .iter()
-        .filter_map(|point| data_dir_of(point))
-        .collect();
-    dirs.sort();
-    dirs.dedup();
-    Ok(dirs)
-}
-
-fn data_dir_of(point: &Path) -> Option<PathBuf> {
-    let name = point.parent()?;
-    let work = name.parent()?;
-    let is_one = point.ends_with("disk")
-        && work.ends_with("work")
-        && name.file_name()?.to_str()?.parse::<crate::ids::SandboxId>().is_ok();
-    is_one.then(|| work.parent().map(Path::to_owned)).flatten()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,14 +154,16 @@ mod tests {
     fn only_what_nobody_can_own_is_a_stray() {
         let (dead, living) = (taken(1, "/gone"), taken(0, "/served"));
         let claims = BTreeMap::from([(1 << 20, dead.clone()), (2 << 20, living)]);
-        let judge = |bases: &[u32], is_settled, recorded: &str| {
+        let judge_of = |bases: &[u32], guest_of: Option<&str>, is_settled, recorded: &str| {
             let found = Found {
                 bases: bases.to_vec(),
+                guests_of: guest_of.map(PathBuf::from).into_iter().collect(),
                 is_settled,
                 is_empty: bases.is_empty(),
             };
             judge("sbx_1", &found, &claims, &|dir, _| dir == Path::new(recorded))
         };
+        let judge = |bases: &[u32], is_settled, recorded: &str| judge_of(bases, None, is_settled, recorded);
         let stray = Some(Some((Identity { base: 1 << 20 }, dead.clone())));
         assert_eq!(judge(&[1 << 20, 1 << 20], false, ""), stray);
         // A record anywhere, a living taker, nobody's ids, ids of two: not ours to judge.
@@ -179,23 +172,12 @@ mod tests {
         assert_eq!(judge(&[2 << 20], true, ""), None);
         assert_eq!(judge(&[3 << 20], true, ""), None);
         assert_eq!(judge(&[1 << 20, 2 << 20], true, ""), None);
+        // A lost claim: its guest tells, once it is not in the making.
+        assert_eq!(judge_of(&[3 << 20], Some("/lost"), true, ""), Some(None));
+        assert_eq!(judge_of(&[3 << 20], Some("/lost"), false, ""), None);
+        assert_eq!(judge_of(&[3 << 20], Some("/lost"), true, "/lost"), None);
+        assert_eq!(judge_of(&[2 << 20], Some("/lost"), true, ""), None);
         // Empty: only once it is not in the making.
         assert_eq!((judge(&[], true, ""), judge(&[], false, "")), (Some(None), None));
-    }
-
-    #[test]
-    fn a_data_directory_is_known_by_its_mounts() {
-        let id = crate::ids::SandboxId::random();
-        let of = |path: String| data_dir_of(Path::new(&path));
-        assert_eq!(of(format!("/srv/x/work/{id}/disk")), Some("/srv/x".into()));
-        for other in [
-            format!("/srv/x/work/{id}"),
-            format!("/srv/x/work/{id}/disks"),
-            format!("/srv/x/home/{id}/disk"),
-            "/srv/x/work/mine/disk".to_owned(),
-            "/disk".to_owned(),
-        ] {
-            assert_eq!(of(other), None);
-        }
     }
 }

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 
 use super::{
-    Checkpoint, Commit, Created, Error, Idempotency, NewTask, Owner, Pending, Query, RunRecord, Signal, Store, format,
-    rules,
+    Base, Checkpoint, Commit, Created, Error, Idempotency, NewTask, Owner, Pending, Query, RunRecord, Signal, Store,
+    format, rules,
 };
 use crate::audit::{self, Link};
 use crate::clock::Clock;
@@ -115,6 +115,27 @@ impl State {
         found.ok_or_else(|| rules::absent("run", run.as_str()))
     }
 
+    /// The runs that hold a run's journal, from itself to its first ancestor, each with the entry and the checkpoint up to
+    /// which it counts.
+    fn line(&self, run: &RunId) -> Result<Vec<(&Run, Base)>, Error> {
+        let everything = Base {
+            seq: u64::MAX,
+            revision: u64::MAX,
+        };
+        let mut line = vec![(self.find(run)?, everything)];
+        while let Some((child, until)) = line.last()
+            && let (Some(parent), Some(base)) = (&child.record.parent, child.record.base)
+        {
+            // A child may go out from before its parent's own beginning.
+            let base = Base {
+                seq: base.seq.min(until.seq),
+                revision: base.revision.min(until.revision),
+            };
+            line.push((self.find(parent)?, base));
+        }
+        Ok(line)
+    }
+
     fn newest(&self, task: &TaskId) -> Result<RunRecord, Error> {
         let newest = self.runs.iter().rev().find(|row| row.record.task == *task);
         newest
@@ -173,6 +194,11 @@ impl Store for Memory {
                 source: "the id is taken".into(),
             });
         }
+        if let Some(parent) = &task.record.parent
+            && task.record.base.is_some()
+        {
+            state.find(parent)?;
+        }
         let sealed = state.seal(task.audit)?;
         state.audit.extend(sealed);
         if let Some(new) = task.idempotency {
@@ -181,8 +207,14 @@ impl Store for Memory {
         state.specs.insert(task.record.task.clone(), task.spec);
         state.runs.push(Run {
             record: task.record.clone(),
-            entries: vec![format::encode(&task.first)],
-            checkpoints: BTreeMap::from([(task.checkpoint.revision, format::encode(&task.checkpoint))]),
+            entries: std::iter::once(&task.first)
+                .chain(task.recorded.iter().flat_map(|recorded| &recorded.entries))
+                .map(format::encode)
+                .collect(),
+            checkpoints: std::iter::once(&task.checkpoint)
+                .chain(task.recorded.iter().flat_map(|recorded| &recorded.checkpoints))
+                .map(|checkpoint| (checkpoint.revision, format::encode(checkpoint)))
+                .collect(),
             inbox: BTreeMap::new(),
         });
         self.wrote(&mut state);
@@ -284,7 +316,11 @@ impl Store for Memory {
 
     async fn journal(&self, run: &RunId, after: u64, limit: usize) -> Result<Vec<Entry>, Error> {
         let state = self.state();
-        let rows = (1..).zip(&state.find(run)?.entries);
+        let line = state.line(run)?;
+        let rows = line.iter().rev().flat_map(|(row, until)| {
+            let first = row.record.base.map_or(1, |base| base.seq + 1);
+            (first..=until.seq).zip(&row.entries)
+        });
         rows.filter(|(seq, _)| *seq > after)
             .take(limit)
             .map(|(seq, text)| format::decode_entry(run.as_str(), seq, text))
@@ -293,10 +329,13 @@ impl Store for Memory {
 
     async fn checkpoint(&self, run: &RunId, revision: Option<u64>) -> Result<Checkpoint, Error> {
         let state = self.state();
-        let rows = &state.find(run)?.checkpoints;
+        let line = state.line(run)?;
         let found = match revision {
-            Some(revision) => rows.get_key_value(&revision),
-            None => rows.last_key_value(),
+            Some(revision) => line
+                .iter()
+                .filter(|(_, until)| revision <= until.revision)
+                .find_map(|(row, _)| row.checkpoints.get_key_value(&revision)),
+            None => line.first().and_then(|(row, _)| row.checkpoints.last_key_value()),
         };
         let (revision, text) = found.ok_or_else(|| rules::no_checkpoint(run, revision))?;
         format::decode_checkpoint(run.as_str(), *revision, text)

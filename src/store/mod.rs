@@ -37,10 +37,19 @@ pub struct NewTask {
     /// The whole request, versioned JSON that only `task.rs` reads.
     pub spec: serde_json::Value,
     pub idempotency: Option<Idempotency>,
-    /// The journal's first entry.
+    /// The journal's first entry; of a fork, the first after its base.
     pub first: Entry,
     pub checkpoint: Checkpoint,
+    /// Of a run that was recorded elsewhere: all that follows, to its end.
+    pub recorded: Option<Recorded>,
     pub audit: Vec<audit::Record>,
+}
+
+/// The rest of a run that was recorded elsewhere.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Recorded {
+    pub entries: Vec<Entry>,
+    pub checkpoints: Vec<Checkpoint>,
 }
 
 /// A client's key: same key + same body gives the same task, same key + other body is refused.
@@ -58,6 +67,8 @@ pub struct RunRecord {
     pub session: SessionId,
     pub trace: TraceId,
     pub parent: Option<RunId>,
+    /// Of a fork: how much of its parent's journal and checkpoints are its own beginning.
+    pub base: Option<Base>,
     /// Public state, upper snake case: `QUEUED`, `REASONING`, …
     pub state: String,
     pub is_terminal: bool,
@@ -71,6 +82,16 @@ pub struct RunRecord {
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
     pub labels: BTreeMap<String, String>,
+}
+
+/// Where a fork leaves its parent. Everything up to there is read from the parent, so a fork costs the same whatever lies
+/// behind it; a run that has children is therefore never removed before them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Base {
+    /// The parent's last entry that counts.
+    pub seq: u64,
+    /// The parent's last checkpoint that counts.
+    pub revision: u64,
 }
 
 /// The process that drives a run.
@@ -116,6 +137,9 @@ pub enum Signal {
     Pause {
         by: String,
         reason: String,
+        /// Stop what is going on, too.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        now: bool,
     },
     Resume {
         by: String,

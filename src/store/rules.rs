@@ -14,13 +14,46 @@ pub(super) fn admit(task: &NewTask) -> Result<(), Error> {
     written_here(what, task.checkpoint.format_version)?;
     whole(
         what,
-        task.first.seq == 1 && task.record.seq == 1,
-        "its first entry is not number 1",
+        task.first.seq == task.record.base.map_or(0, |base| base.seq) + 1,
+        "its first entry does not come next",
     )?;
-    whole(what, !task.record.is_terminal, "its first run has ended already")?;
     whole(
         what,
-        task.checkpoint.revision == task.record.revision && task.checkpoint.seq <= task.record.seq,
+        task.record.base.is_none() || task.record.parent.is_some(),
+        "it has a base and no parent",
+    )?;
+    whole(
+        what,
+        task.checkpoint.revision == task.record.base.map_or(0, |base| base.revision + 1),
+        "its first checkpoint does not have the next revision",
+    )?;
+    let (mut seq, mut revision) = (task.first.seq, task.checkpoint.revision);
+    for entry in task.recorded.iter().flat_map(|recorded| &recorded.entries) {
+        written_here(what, entry.format_version)?;
+        seq += 1;
+        whole(
+            what,
+            entry.seq == seq,
+            "its entries are not numbered one after the other",
+        )?;
+    }
+    for checkpoint in task.recorded.iter().flat_map(|recorded| &recorded.checkpoints) {
+        written_here(what, checkpoint.format_version)?;
+        revision += 1;
+        whole(
+            what,
+            checkpoint.revision == revision && checkpoint.seq <= seq,
+            "its checkpoints are not numbered one after the other",
+        )?;
+    }
+    whole(
+        what,
+        task.record.is_terminal == task.recorded.is_some(),
+        "its first run has ended already",
+    )?;
+    whole(
+        what,
+        (seq, revision) == (task.record.seq, task.record.revision) && task.checkpoint.seq <= task.record.seq,
         "its checkpoint is not the one that its run names",
     )
 }

@@ -38,6 +38,10 @@ pub enum Effect {
     ReadOnly,
     /// Changes the workspace and nothing outside the sandbox: rolled back with the workspace tree.
     Workspace,
+    /// Changes something outside, and does it once however often it is called with the same idempotency key.
+    Idempotent,
+    /// Changes something outside; twice is not the same as once. Never tried again on a guess (requirement D5).
+    External,
     /// Handled by the runtime itself (`finish`): no sandbox.
     Control,
 }

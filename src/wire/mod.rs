@@ -24,6 +24,10 @@ pub const GENERATION: u32 = 2;
 /// Largest frame in bytes, without its 4-byte length. A longer one is an error on either side.
 pub const MAX_FRAME: usize = 1 << 20;
 
+/// The same for a request, which the host alone sends: with room for all arguments and variables that a kernel takes by
+/// default, 2 MiB.
+pub const MAX_REQUEST: usize = 3 << 20;
+
 /// Largest `Output.data` or `FileChunk.data` that either side sends, in bytes.
 pub const CHUNK: usize = 64 << 10;
 
@@ -32,8 +36,20 @@ pub const CHUNK: usize = 64 << 10;
 /// # Errors
 /// `InvalidInput` when the message is larger than [`MAX_FRAME`].
 pub fn encode(message: &impl Message, buffer: &mut Vec<u8>) -> io::Result<()> {
+    encode_up_to(MAX_FRAME, message, buffer)
+}
+
+/// As [`encode`], for the first frame of a connection.
+///
+/// # Errors
+/// `InvalidInput` when the request is larger than [`MAX_REQUEST`].
+pub fn encode_request(request: &Request, buffer: &mut Vec<u8>) -> io::Result<()> {
+    encode_up_to(MAX_REQUEST, request, buffer)
+}
+
+fn encode_up_to(limit: usize, message: &impl Message, buffer: &mut Vec<u8>) -> io::Result<()> {
     let length = message.encoded_len();
-    if length > MAX_FRAME {
+    if length > limit {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             format!("frame of {length} bytes"),
@@ -49,10 +65,22 @@ pub fn encode(message: &impl Message, buffer: &mut Vec<u8>) -> io::Result<()> {
 /// # Errors
 /// `InvalidData` for an oversized length or bytes that are not a `M`; the stream is useless afterwards.
 pub fn decode<M: Message + Default>(buffer: &mut Vec<u8>) -> io::Result<Option<M>> {
+    decode_up_to(MAX_FRAME, buffer)
+}
+
+/// As [`decode`], for the first frame of a connection.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_request(buffer: &mut Vec<u8>) -> io::Result<Option<Request>> {
+    decode_up_to(MAX_REQUEST, buffer)
+}
+
+fn decode_up_to<M: Message + Default>(limit: usize, buffer: &mut Vec<u8>) -> io::Result<Option<M>> {
     let Some(head) = buffer.first_chunk::<4>() else {
         return Ok(None);
     };
-    let length = checked(u32::from_be_bytes(*head))?;
+    let length = checked(limit, u32::from_be_bytes(*head))?;
     if buffer.len() < 4 + length {
         return Ok(None);
     }
@@ -69,7 +97,7 @@ pub fn take<M: Message + Default>(buffer: &mut BytesMut) -> io::Result<Option<M>
     let Some(head) = buffer.first_chunk::<4>() else {
         return Ok(None);
     };
-    let length = checked(u32::from_be_bytes(*head))?;
+    let length = checked(MAX_FRAME, u32::from_be_bytes(*head))?;
     if buffer.len() < 4 + length {
         return Ok(None);
     }
@@ -97,19 +125,28 @@ pub fn write(to: &mut impl Write, message: &impl Message) -> io::Result<()> {
 
 /// Reads one frame; `None` at a clean end of the stream.
 pub fn read<M: Message + Default>(from: &mut impl Read) -> io::Result<Option<M>> {
+    read_up_to(MAX_FRAME, from)
+}
+
+/// As [`read`], for the first frame of a connection.
+pub fn read_request(from: &mut impl Read) -> io::Result<Option<Request>> {
+    read_up_to(MAX_REQUEST, from)
+}
+
+fn read_up_to<M: Message + Default>(limit: usize, from: &mut impl Read) -> io::Result<Option<M>> {
     let mut head = [0; 4];
     match from.read(&mut head)? {
         0 => return Ok(None),
         got => from.read_exact(&mut head[got..])?,
     }
-    let mut body = vec![0; checked(u32::from_be_bytes(head))?];
+    let mut body = vec![0; checked(limit, u32::from_be_bytes(head))?];
     from.read_exact(&mut body)?;
     M::decode(body.as_slice()).map(Some).map_err(invalid)
 }
 
-fn checked(length: u32) -> io::Result<usize> {
+fn checked(limit: usize, length: u32) -> io::Result<usize> {
     match length as usize {
-        length if length <= MAX_FRAME => Ok(length),
+        length if length <= limit => Ok(length),
         length => Err(invalid(format!("frame of {length} bytes"))),
     }
 }
@@ -167,6 +204,24 @@ mod tests {
             read::<Event>(&mut bytes.as_slice()).unwrap_err().kind(),
             io::ErrorKind::InvalidData
         );
+    }
+
+    #[test]
+    fn a_request_alone_may_be_larger_than_a_frame() {
+        let exec = |bytes: usize| Request {
+            generation: GENERATION,
+            kind: Some(request::Kind::Exec(Exec {
+                argv: vec![vec![7; bytes]],
+                ..Exec::default()
+            })),
+        };
+        let (mut frame, large) = (Vec::new(), exec(2 << 20));
+        encode(&large, &mut frame).unwrap_err();
+        encode_request(&large, &mut frame).unwrap();
+        assert_eq!(read_request(&mut frame.as_slice()).unwrap(), Some(large.clone()));
+        read::<Request>(&mut frame.as_slice()).unwrap_err();
+        assert_eq!(decode_request(&mut frame).unwrap(), Some(large));
+        encode_request(&exec(MAX_REQUEST), &mut frame).unwrap_err();
     }
 
     #[test]

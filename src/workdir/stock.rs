@@ -31,6 +31,8 @@ const MOST: usize = 64;
 const SIZES: usize = 4;
 /// Made at a time: the kernel lets whoever makes one wait more than it works.
 const MAKERS: usize = 8;
+/// Before what was taken is made again, unless few are left: whoever took it does not share the processor with that.
+const BREATH: Duration = Duration::from_millis(20);
 /// After one that could not be made.
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -97,6 +99,13 @@ impl Shelves {
         }
         shelf.in_making += 1;
         Some(shelf.blank)
+    }
+
+    /// Whether half of any shelf is missing.
+    fn is_low(&self) -> bool {
+        let shelves = self.all.iter();
+        let mut there = shelves.map(|shelf| (2 * (shelf.in_making + shelf.ready.len()), shelf.target));
+        there.any(|(twice, target)| twice < target)
     }
 
     /// What was begun for a shelf has come, or has not.
@@ -203,7 +212,15 @@ impl WorkDirs {
             }
             let is_fine = tokio::select! {
                 () = stop.cancelled() => true,
-                () = self.0.missing.notified() => true,
+                () = self.0.missing.notified() => {
+                    if !self.shelves().is_low() {
+                        tokio::select! {
+                            () = stop.cancelled() => {}
+                            () = tokio::time::sleep(BREATH) => {}
+                        }
+                    }
+                    true
+                }
                 Some(done) = making.join_next() => done.unwrap_or(false),
             };
             if !is_fine {

@@ -20,15 +20,14 @@ use exuvia::store::sqlite::Sqlite;
 use exuvia::tasks::Tasks;
 use exuvia::workdir::WorkDirs;
 use exuvia::workspace::{Pool, Trees};
-use tempfile::TempDir;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
-use crate::support::{Client, Sandboxes, keyed};
+use crate::support::{Client, Sandboxes, Scratch, keyed};
 
 /// A service and its server.
 pub struct Bed {
-    pub data: TempDir,
+    pub data: Scratch,
     pub fake: Arc<Fake>,
     pub clock: Later,
     pub store: Arc<dyn Store>,
@@ -43,7 +42,7 @@ pub struct Bed {
 
 /// A data directory and its sandboxes, between two services.
 pub struct Stopped {
-    pub data: TempDir,
+    pub data: Scratch,
     pub clock: Later,
     pub fake: Arc<Fake>,
     slots: usize,
@@ -79,7 +78,7 @@ impl Bed {
 
     /// One that drives so many runs side by side.
     pub async fn with_slots(slots: usize) -> Self {
-        let made = (tempfile::tempdir().unwrap(), Fake::new());
+        let made = (Scratch::new(), Fake::new());
         let config = fleet::Config {
             on_shutdown: OnShutdown::End,
             ..fleet::Config::default()
@@ -89,11 +88,11 @@ impl Bed {
 
     /// One whose fleet is so.
     pub async fn with_fleet(config: fleet::Config) -> Self {
-        let made = (tempfile::tempdir().unwrap(), Fake::new());
+        let made = (Scratch::new(), Fake::new());
         Self::over(made, Later::default(), 8, config).await
     }
 
-    async fn over((data, fake): (TempDir, Arc<Fake>), clock: Later, slots: usize, config: fleet::Config) -> Self {
+    async fn over((data, fake): (Scratch, Arc<Fake>), clock: Later, slots: usize, config: fleet::Config) -> Self {
         let (service, store) = service(data.path(), &fake, &clock, slots);
         let parts = fleet::Parts {
             data_dir: data.path().to_owned(),

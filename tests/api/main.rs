@@ -10,6 +10,7 @@ mod approvals;
 mod bed;
 mod budgets;
 mod control;
+mod forks;
 mod program;
 mod refusals;
 mod results;

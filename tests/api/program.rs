@@ -14,7 +14,7 @@ use crate::support::host::{processes, sandboxes, traces};
 use crate::support::script::Script;
 use crate::support::server::{LONG, Server};
 use crate::support::watch::{ended, kind, until};
-use crate::support::{EXUVIA, control, get, has_sandboxes, keyed};
+use crate::support::{EXUVIA, Scratch, control, get, has_sandboxes, keyed};
 
 /// `exuvia serve` that has to end by itself.
 fn serve(data: &Path, listen: &str) -> Output {
@@ -50,7 +50,7 @@ async fn a_port_in_use_is_said_and_nothing_is_touched() {
 
 #[tokio::test]
 async fn a_data_directory_in_use_by_another_server_is_refused_and_named() {
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let server = Server::start(data.path()).await;
     let output = serve(data.path(), "127.0.0.1:0");
     assert_eq!(output.status.code(), Some(6));
@@ -68,7 +68,7 @@ async fn a_data_directory_in_use_by_another_server_is_refused_and_named() {
 
 #[tokio::test]
 async fn f2_a_newer_data_directory_is_refused_and_left_as_it_is() {
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     Server::start(data.path()).await.terminate().await;
     let path = data.path().join("exuvia.db");
     let database = Connection::open(&path).unwrap();
@@ -101,7 +101,7 @@ async fn f2_a_newer_data_directory_is_refused_and_left_as_it_is() {
 
 #[tokio::test]
 async fn f2_an_unknown_version_of_an_entry_is_refused_and_harms_no_other_run() {
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let server = Server::start(data.path()).await;
     let mut client = server.client().await;
     let slow = Script::new().finish("done").delayed(60_000).task();
@@ -154,7 +154,7 @@ async fn reflection_and_health_answer() {
     use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
     use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let server = Server::start(data.path()).await;
     let channel = tonic::transport::Endpoint::from_shared(server.url())
         .unwrap()
@@ -203,7 +203,7 @@ async fn a9_a_cancel_ends_the_whole_process_tree() {
     if !has_sandboxes("a9_a_cancel_ends_the_whole_process_tree") {
         return;
     }
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let server = Server::start(data.path()).await;
     let mut client = server.client().await;
     let task = Script::new()

@@ -5,7 +5,7 @@ use futures::{StreamExt, stream};
 use crate::journey::{self, Journey, KEY, nothing_is_left, task, travel};
 use crate::support::host::sandboxes;
 use crate::support::server::Server;
-use crate::support::{has_sandboxes, keyed};
+use crate::support::{Scratch, has_sandboxes, keyed};
 
 /// Journeys that go on side by side.
 const ABREAST: usize = 3;
@@ -40,7 +40,7 @@ async fn everywhere(side: &str) {
 
 /// `durable` is how many entries the killed server has left.
 async fn killed_at(at: &str, durable: u64, expected: &Journey) {
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let server = Server::start_with(data.path(), &[("EXUVIA_KILL_AT", at)])
         .await
         .unwrap();

@@ -10,7 +10,7 @@ use crate::support::host::{sandboxes, traces};
 use crate::support::script::Script;
 use crate::support::server::Server;
 use crate::support::watch::{check_whole, until_end};
-use crate::support::{Client, EXUVIA, get, keyed, transcript};
+use crate::support::{Client, EXUVIA, Scratch, get, keyed, transcript};
 
 /// The same for every submission, so that a client that heard no answer can ask again.
 pub const KEY: &str = "journey";
@@ -84,7 +84,7 @@ pub async fn travel(client: &mut Client) -> Journey {
 
 /// The journey that nobody disturbs, and its files.
 pub async fn undisturbed() -> Journey {
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let server = Server::start(data.path()).await;
     let mut client = server.client().await;
     let journey = travel(&mut client).await;

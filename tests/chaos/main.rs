@@ -10,3 +10,4 @@ mod boundaries;
 mod journey;
 mod outages;
 mod sandboxes;
+mod strays;

@@ -11,11 +11,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::journey::{self, KEY, nothing_is_left, task, travel};
-use crate::support::host::{images, init_of, sandboxes, traces};
+use crate::support::host::{images, init_of, sandboxes};
 use crate::support::script::Script;
 use crate::support::server::{LONG, Server};
 use crate::support::watch::{check_whole, kind, until, until_end};
-use crate::support::{EXUVIA, get, has_sandboxes, keyed, transcript};
+use crate::support::{Scratch, get, has_sandboxes, keyed, transcript};
 
 /// SplitMix64: the same seed gives the same kills.
 struct Random(u64);
@@ -49,7 +49,7 @@ async fn x1_killed_at_random_again_and_again_the_run_ends_as_if_nothing_had_been
     let whole = started.elapsed().as_millis() as u64;
     let mut kills = 0;
     while kills < 15 {
-        let data = tempfile::tempdir().unwrap();
+        let data = Scratch::new();
         let mut seen = Vec::new();
         // Three kills of one run.
         for _ in 0..3 {
@@ -81,7 +81,7 @@ async fn a_server_killed_with_several_sandboxes_leaves_the_next_a_clean_host() {
     if !has_sandboxes(NAME) {
         return;
     }
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let data = std::fs::canonicalize(data.path()).unwrap();
     let server = Server::start(&data).await;
     let mut client = server.client().await;
@@ -124,67 +124,8 @@ async fn a_server_killed_with_several_sandboxes_leaves_the_next_a_clean_host() {
     }
 }
 
-/// What no start of a server can find: the data directory went before the sandbox.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_outlives_its_data_directory_is_found_and_ended_by_doctor() {
-    const NAME: &str = "what_outlives_its_data_directory_is_found_and_ended_by_doctor";
-    if !has_sandboxes(NAME) {
-        return;
-    }
-    let data = tempfile::tempdir().unwrap().keep();
-    let data = std::fs::canonicalize(data).unwrap();
-    let server = Server::start(&data).await;
-    let mut client = server.client().await;
-    let submitted = client.submit(keyed("", &slow().task())).await.unwrap();
-    let run = submitted.into_inner().run_id;
-    until(&mut client, &run, 0, |event| {
-        matches!(kind(event), Kind::ToolStarted(_))
-    })
-    .await;
-    let begun = Instant::now();
-    let id = loop {
-        assert!(begun.elapsed() < LONG, "the sandbox comes up");
-        match sandboxes(&data).into_iter().find(|name| init_of(name).is_some()) {
-            Some(id) => break id,
-            None => tokio::time::sleep(Duration::from_millis(10)).await,
-        }
-    };
-    drop(client);
-    server.kill().await;
-    // As a test run does that is killed: all but what is mounted.
-    let _ = std::fs::remove_dir_all(&data);
-    assert!(init_of(&id).is_some(), "it runs on");
-
-    let other = tempfile::tempdir().unwrap();
-    let doctor = async |flags: &[&str]| {
-        let output = tokio::process::Command::new(EXUVIA)
-            .args(["doctor", "--json", "--data-dir"])
-            .arg(other.path())
-            .args(flags)
-            .output()
-            .await
-            .unwrap();
-        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        let findings = report["findings"].as_array().unwrap().clone();
-        let strays = findings
-            .into_iter()
-            .find(|finding| finding["name"] == "strays")
-            .unwrap();
-        strays["detail"].as_str().unwrap().to_owned()
-    };
-    let told = doctor(&[]).await;
-    assert!(told.contains(&id) && told.contains(data.to_str().unwrap()), "{told}");
-    assert!(init_of(&id).is_some(), "looking ends nothing");
-    let told = doctor(&["--fix"]).await;
-    assert!(!told.contains(&id) && !told.contains(data.to_str().unwrap()), "{told}");
-    assert_eq!(traces(&data, &[id]), Vec::<String>::new());
-    let claims = identity::claims();
-    assert!(claims.values().all(|taken| taken.data_dir != data), "{claims:?}");
-    let _ = std::fs::remove_dir_all(&data);
-}
-
 /// A run whose only tool call takes a while, and says when it has begun.
-fn slow() -> Script {
+pub fn slow() -> Script {
     Script::new()
         .shell("echo once >> log; sleep 1; echo twice >> log; cat log")
         .finish("done")
@@ -195,7 +136,7 @@ async fn a_sandbox_that_dies_under_its_tool_costs_an_attempt_and_nothing_else() 
     if !has_sandboxes("a_sandbox_that_dies_under_its_tool_costs_an_attempt_and_nothing_else") {
         return;
     }
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let server = Server::start(data.path()).await;
     let mut client = server.client().await;
     let run = client
@@ -250,7 +191,7 @@ async fn n4_a_drained_server_leaves_its_run_to_the_next() {
     if !has_sandboxes("n4_a_drained_server_leaves_its_run_to_the_next") {
         return;
     }
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let server = Server::start(data.path()).await;
     let mut client = server.client().await;
     let run = client

@@ -3,10 +3,12 @@
 use std::time::{Duration, Instant};
 
 use exuvia::api::proto::{self, SandboxState, exec_ended::Cause, exec_event};
+use exuvia::sandbox::backend::docker::Docker;
+use exuvia::sandbox::backend::gvisor::Runsc;
 
 use crate::support::hand::{Running, attach, create, eventually, get, kill, one, plain, run, shell, span, start};
 use crate::support::server::Server;
-use crate::support::{Sandboxes, has_sandboxes, host};
+use crate::support::{Sandboxes, Scratch, has_sandboxes, host, skip};
 
 /// A command that outlives its client.
 fn kept(id: &str, script: &str) -> proto::ExecStart {
@@ -47,15 +49,11 @@ async fn ends(mut client: Sandboxes, id: &str, data: &std::path::Path) {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn t10_a_command_goes_on_over_three_kills_of_its_server() {
-    if !has_sandboxes("t10_a_command_goes_on_over_three_kills_of_its_server") {
-        return;
-    }
-    let data = tempfile::tempdir().unwrap();
+async fn goes_on_over_three_kills(request: proto::CreateSandboxRequest) {
+    let data = Scratch::new();
     let mut server = Server::start(data.path()).await;
     let mut client = server.sandboxes().await;
-    let id = create(&mut client, plain()).await.sandbox_id;
+    let id = create(&mut client, request).await.sandbox_id;
     let script = "i=0; while [ $i -lt 3000 ]; do echo $i; i=$((i+1)); [ $((i % 30)) = 0 ] && sleep 0.05; done; exit 7";
     let whole: String = (0..3000).map(|n| format!("{n}\n")).collect();
     let mut running = start(&mut client, kept(&id, script)).await.unwrap();
@@ -84,11 +82,114 @@ async fn t10_a_command_goes_on_over_three_kills_of_its_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn t10_a_command_goes_on_over_three_kills_of_its_server() {
+    if has_sandboxes("t10_a_command_goes_on_over_three_kills_of_its_server") {
+        goes_on_over_three_kills(plain()).await;
+    }
+}
+
+/// The same of a container of an engine, which knows nothing of our servers.
+#[tokio::test(flavor = "multi_thread")]
+async fn t10_a_command_in_a_docker_container_goes_on_over_three_kills_of_its_server() {
+    if has_docker("t10_a_command_in_a_docker_container_goes_on_over_three_kills_of_its_server").await {
+        goes_on_over_three_kills(in_docker()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn t10_a_command_under_gvisor_goes_on_over_three_kills_of_its_server() {
+    let test = "t10_a_command_under_gvisor_goes_on_over_three_kills_of_its_server";
+    match Runsc::find().and_then(|runsc| runsc.version()) {
+        Err(reason) => skip(test, &reason),
+        Ok(_) if has_sandboxes(test) => {
+            let policy = "gvisor".into();
+            goes_on_over_three_kills(proto::CreateSandboxRequest { policy, ..plain() }).await;
+        }
+        Ok(_) => {}
+    }
+}
+
+/// T23: of several containers, after a kill, the paused one is still paused, the one whose time is over is gone, and so is the
+/// one that was ended meanwhile; nothing is left of them, on the engine either.
+#[tokio::test(flavor = "multi_thread")]
+async fn t23_docker_containers_of_a_killed_server_are_taken_over_or_removed() {
+    if !has_docker("t23_docker_containers_of_a_killed_server_are_taken_over_or_removed").await {
+        return;
+    }
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path()).await;
+    let mut client = server.sandboxes().await;
+    let running = create(&mut client, in_docker()).await.sandbox_id;
+    let paused = create(&mut client, in_docker()).await.sandbox_id;
+    let brief = proto::CreateSandboxRequest {
+        ttl: span(Duration::from_secs(30)),
+        ..in_docker()
+    };
+    let expired = create(&mut client, brief).await;
+    let ended = create(&mut client, in_docker()).await.sandbox_id;
+    run(&mut client, &running, "echo kept > file").await;
+    client.pause(one(&paused)).await.unwrap();
+    server.kill().await;
+    assert!(engine(&["rm", "--force", &format!("exuvia-{ended}")]));
+    let until = expired.expires_at.unwrap();
+    let left = until.seconds - std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() as i64 + 1;
+    tokio::time::sleep(Duration::from_secs(left.max(0) as u64)).await;
+
+    let server = Server::start(data.path()).await;
+    let mut client = server.sandboxes().await;
+    let mut taken = adopted(&server);
+    taken.sort();
+    let mut wanted = vec![running.clone(), paused.clone()];
+    wanted.sort();
+    assert_eq!(taken, wanted);
+    assert_eq!(run(&mut client, &running, "cat file").await.stdout, b"kept\n");
+    assert_eq!(get(&mut client, &paused).await.state(), SandboxState::Paused);
+    client.resume(one(&paused)).await.unwrap();
+    assert_eq!(run(&mut client, &paused, "echo awake").await.stdout, b"awake\n");
+    for gone in [&expired.sandbox_id, &ended] {
+        assert!(!engine(&["inspect", &format!("exuvia-{gone}")]), "{gone}");
+    }
+    kill(&mut client, &running).await;
+    ends(client, &paused, data.path()).await;
+    for gone in [&running, &paused] {
+        let name = format!("exuvia-{gone}");
+        eventually("no container is left", async || !engine(&["inspect", &name])).await;
+    }
+    server.terminate().await;
+}
+
+fn in_docker() -> proto::CreateSandboxRequest {
+    proto::CreateSandboxRequest {
+        backend: "docker".into(),
+        ..plain()
+    }
+}
+
+/// Whether an engine answers; says so where none does.
+async fn has_docker(test: &str) -> bool {
+    let data = tempfile::tempdir().unwrap();
+    match Docker::open(data.path(), None).await {
+        Ok(_) => true,
+        Err(error) => {
+            skip(test, &error);
+            false
+        }
+    }
+}
+
+/// Whether a call of the engine's own client succeeds.
+fn engine(arguments: &[&str]) -> bool {
+    let mut command = std::process::Command::new("docker");
+    command.args(arguments).stdout(std::process::Stdio::null());
+    command.stderr(std::process::Stdio::null()).status().unwrap().success()
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn t10_a_flood_of_output_survives_the_kill_of_its_server() {
     if !has_sandboxes("t10_a_flood_of_output_survives_the_kill_of_its_server") {
         return;
     }
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let mut server = Server::start(data.path()).await;
     let mut client = server.sandboxes().await;
     let id = create(&mut client, plain()).await.sandbox_id;
@@ -118,7 +219,7 @@ async fn t10_a_command_that_ended_while_no_server_ran_is_still_told() {
     if !has_sandboxes("t10_a_command_that_ended_while_no_server_ran_is_still_told") {
         return;
     }
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let server = Server::start(data.path()).await;
     let mut client = server.sandboxes().await;
     let id = create(&mut client, plain()).await.sandbox_id;
@@ -163,7 +264,7 @@ async fn t10_what_cannot_be_taken_over_is_gone_within_five_seconds() {
     if !has_sandboxes("t10_what_cannot_be_taken_over_is_gone_within_five_seconds") {
         return;
     }
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let server = Server::start(data.path()).await;
     let mut client = server.sandboxes().await;
     let short = proto::CreateSandboxRequest {
@@ -215,7 +316,7 @@ async fn t13_real_pauses_lose_no_byte() {
     if !has_sandboxes("t13_real_pauses_lose_no_byte") {
         return;
     }
-    let data = tempfile::tempdir().unwrap();
+    let data = Scratch::new();
     let server = Server::start_as(data.path(), &["--pool", "default=1..2", "--on-shutdown", "end"]).await;
     let mut client = server.sandboxes().await;
     let id = create(&mut client, plain()).await.sandbox_id;

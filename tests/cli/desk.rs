@@ -5,13 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use tempfile::TempDir;
 
 use crate::support::script::Script;
-use crate::support::{EXUVIA, has_sandboxes};
+use crate::support::{EXUVIA, Scratch, has_sandboxes};
 
 pub struct Desk {
-    folder: TempDir,
+    folder: Scratch,
 }
 
 /// What a call came to.
@@ -60,7 +59,7 @@ impl Desk {
 
     /// For what needs no sandbox. The project is `greeting.txt` and `sub/code.py`.
     pub fn bare() -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = Scratch::new();
         let project = folder.path().join("project");
         fs::create_dir_all(project.join("sub")).unwrap();
         fs::write(project.join("greeting.txt"), "hello\n").unwrap();

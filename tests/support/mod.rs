@@ -3,6 +3,8 @@
 
 pub mod hand;
 pub mod host;
+#[path = "../../src/scratch.rs"]
+mod scratch;
 pub mod script;
 pub mod server;
 pub mod watch;
@@ -11,6 +13,8 @@ use exuvia::api::proto;
 use exuvia::api::proto::sandbox_service_client::SandboxServiceClient;
 use exuvia::api::proto::task_service_client::TaskServiceClient;
 use tonic::transport::Channel;
+
+pub use scratch::Scratch;
 
 pub const EXUVIA: &str = env!("CARGO_BIN_EXE_exuvia");
 
@@ -56,6 +60,7 @@ pub fn control(id: &str) -> proto::ControlRequest {
         id: id.to_owned(),
         by: "tester".into(),
         reason: "to see".into(),
+        now: false,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -17,7 +17,7 @@ use super::{Client, EXUVIA, Sandboxes};
 /// Longer than anything here takes on a slow and busy machine.
 pub const LONG: Duration = Duration::from_secs(60);
 
-/// A server over a data directory; killed when dropped.
+/// A server over a data directory; killed, and awaited, when dropped.
 #[derive(Debug)]
 pub struct Server {
     child: Child,
@@ -114,5 +114,16 @@ impl Server {
         kill(self.pid(), Signal::SIGTERM).unwrap();
         let status = timeout(LONG, self.child.wait()).await.expect("it stops").unwrap();
         assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for Server {
+    /// It writes to its data directory until it is dead.
+    fn drop(&mut self) {
+        let begun = Instant::now();
+        let _ = self.child.start_kill();
+        while matches!(self.child.try_wait(), Ok(None)) && begun.elapsed() < LONG {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::progress::Shown;
 use super::{Bounded, Build, Import, Pull, show};
+use crate::cli::run::interrupted;
 use crate::cli::{Context, Error, Exit};
 use crate::clock::{Clock, System};
 use crate::error::Kind;
@@ -23,22 +24,17 @@ async fn watched<T>(bounded: &Bounded, work: impl AsyncFnOnce(Job) -> Result<T, 
     let cancel = job.cancel.clone();
     let told = shown.clone();
     let job = job.watched(move |progress| told.tell(&progress));
-    let worked = stopped_by(tokio::signal::ctrl_c(), work(job), || cancel.cancel()).await;
+    let worked = stopped_by(interrupted(), work(job), || cancel.cancel()).await;
     shown.done();
     Ok(worked?)
 }
 
 /// The work's end, which an interrupt brings about early.
-async fn stopped_by<T>(
-    interrupt: impl Future<Output = std::io::Result<()>>,
-    work: impl Future<Output = T>,
-    stop: impl FnOnce(),
-) -> T {
+async fn stopped_by<T>(interrupt: impl Future<Output = ()>, work: impl Future<Output = T>, stop: impl FnOnce()) -> T {
     tokio::pin!(work);
     tokio::select! {
         done = &mut work => return done,
-        // Without a handler the signal ends us, and what is left is swept.
-        Ok(()) = interrupt => stop(),
+        () = interrupt => stop(),
     }
     work.await
 }
@@ -144,9 +140,7 @@ fn name_of(path: &Path) -> Result<Name, Error> {
         stem = stem.strip_suffix(end).unwrap_or(stem);
     }
     let named: Result<Name, StoreError> = stem.parse();
-    named.map_err(|_| {
-        Error::new(Kind::Invalid, format!("`{stem}` is no name for an image")).hint("give it one with `--name`")
-    })
+    named.map_err(|error| Error::of(Kind::Invalid, &error).hint("give it one with `--name`"))
 }
 
 fn added(name: &Name, stored: &Stored, context: &Context) -> Exit {
@@ -177,7 +171,7 @@ mod tests {
     async fn an_interrupt_stops_the_work_and_waits_for_its_end() {
         let cancel = Job::default().cancel;
         let stop = cancel.clone();
-        let ended = stopped_by(async { Ok(()) }, async { cancel.cancelled().await }, || stop.cancel());
+        let ended = stopped_by(async {}, async { cancel.cancelled().await }, || stop.cancel());
         ended.await;
         let undisturbed = stopped_by(std::future::pending(), async { 5 }, || panic!("nobody interrupted"));
         assert_eq!(undisturbed.await, 5);

@@ -264,8 +264,8 @@ fn verdict(ended: &proto::CodeEnded, is_fresh: bool) -> Verdict {
             timed_out: true,
             kernel: None,
             ..
-        } => Verdict::code(124, Some("its time was up; the state stays")),
-        proto::CodeEnded { timed_out: true, .. } => Verdict::code(124, Some("its time was up")),
+        } => Verdict::code(124, Some("timed out; the state stays")),
+        proto::CodeEnded { timed_out: true, .. } => Verdict::code(124, Some("timed out")),
         // A process of its own: it ends as the code does.
         proto::CodeEnded {
             kernel: Some(kernel), ..

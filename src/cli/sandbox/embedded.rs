@@ -69,7 +69,7 @@ pub(super) struct Run {
     #[arg(long, value_name = "DIR")]
     pub(super) workdir: Option<PathBuf>,
     /// The command and its arguments.
-    #[arg(last = true, required = true)]
+    #[arg(trailing_var_arg = true, required = true)]
     pub(super) command: Vec<OsString>,
 }
 

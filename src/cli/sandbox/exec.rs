@@ -73,7 +73,7 @@ pub(super) struct Exec {
     #[arg(long, value_name = "WHAT")]
     on_disconnect: Option<OnDisconnect>,
     /// The command and its arguments.
-    #[arg(last = true, required = true)]
+    #[arg(trailing_var_arg = true, required = true)]
     command: Vec<OsString>,
 }
 
@@ -92,15 +92,25 @@ impl From<OnDisconnect> for proto::OnDisconnect {
     }
 }
 
+pub(super) const ATTACH_NOTES: &str = "\
+Output, exit code and keys are as with `exec`: a Ctrl-C or SIGTERM goes on to the command. To leave it
+running, end this process by SIGHUP (close its terminal) or, with -t, press Ctrl-] and then `.`.
+
+  exuvia sandbox attach sbx_… exe_…                        all that is kept of its output, then what comes
+  exuvia sandbox attach --from 4096 sbx_… exe_…            without the first 4096 bytes of standard output";
+
 #[derive(Debug, clap::Args)]
 pub(super) struct Attach {
     /// The sandbox (`sbx_…`).
     id: String,
     /// The command, as `exec --detach` and `ps` print it.
     exec: String,
-    /// The first byte wanted of each of its streams.
+    /// The first byte wanted of its standard output, or of its terminal.
     #[arg(long, default_value_t = 0, value_name = "OFFSET")]
     from: u64,
+    /// The first byte wanted of its standard error.
+    #[arg(long, default_value_t = 0, value_name = "OFFSET")]
+    from_stderr: u64,
     /// Pass standard input on.
     #[arg(long, short = 'i')]
     stdin: bool,
@@ -232,7 +242,7 @@ pub(super) async fn attach(args: Attach, server: &str, context: &Context) -> Res
             sandbox_id: args.id.clone(),
             exec_id: args.exec.clone(),
             stdout_offset: args.from,
-            stderr_offset: args.from,
+            stderr_offset: args.from_stderr,
             pty_offset: args.from,
         };
         let link = Link::attach(&mut client, start).await?;
@@ -248,7 +258,7 @@ pub(super) async fn attach(args: Attach, server: &str, context: &Context) -> Res
         exec: args.exec,
         places: Places {
             stdout: args.from,
-            stderr: args.from,
+            stderr: args.from_stderr,
             pty: args.from,
         },
         passing: Passing {
@@ -427,5 +437,30 @@ mod tests {
         assert_eq!(signal_number("SIGKILL"), Ok(9));
         assert_eq!(signal_number("0"), Ok(0));
         assert!(signal_number("65").is_err() && signal_number("-1").is_err() && signal_number("SIGX").is_err());
+    }
+
+    #[test]
+    fn a_command_may_stand_without_a_dash_and_keeps_its_own_flags() {
+        use clap::Parser;
+
+        #[derive(Parser)]
+        struct Cli {
+            #[command(flatten)]
+            exec: Exec,
+        }
+        for line in [
+            "exec sbx_a ls -la --tty /",
+            "exec sbx_a -- ls -la --tty /",
+            "exec sbx_a --timeout 1s ls -la --tty /",
+            "exec --timeout 1s sbx_a -- ls -la --tty /",
+        ] {
+            let exec = Cli::try_parse_from(line.split(' ')).unwrap().exec;
+            assert_eq!(exec.command, ["ls", "-la", "--tty", "/"], "{line}");
+            assert_eq!((exec.id.as_str(), exec.tty), ("sbx_a", false), "{line}");
+        }
+        let tty = Cli::try_parse_from("exec sbx_a -t -- -x".split(' ')).unwrap().exec;
+        assert_eq!((tty.tty, tty.command), (true, vec!["-x".into()]));
+        // A flag of ours that is mistyped is still told, and is not the command.
+        assert!(Cli::try_parse_from("exec sbx_a --tyt ls".split(' ')).is_err());
     }
 }

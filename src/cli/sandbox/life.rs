@@ -17,7 +17,7 @@ pub(super) struct Create {
     /// Name of a policy that the server knows [default: default].
     #[arg(long, default_value = "", hide_default_value = true, value_name = "NAME")]
     policy: String,
-    /// `host` or `docker:NAME` [default: the policy's].
+    /// `host`, `image:NAME` (or its NAME alone) or `docker:NAME` [default: the policy's].
     #[arg(long, default_value = "", hide_default_value = true, value_name = "IMG")]
     image: String,
     /// `oci` or `docker` [default: the policy's].
@@ -88,7 +88,7 @@ pub(super) struct List {
 pub(super) struct Renew {
     /// The sandbox (`sbx_…`).
     id: String,
-    /// From now: `1h`.
+    /// From now: `1h`; at most what is left of the policy's `wall_time`, which counts from `create`.
     #[arg(long, value_name = "TIME", value_parser = crate::cli::duration)]
     ttl: Duration,
 }

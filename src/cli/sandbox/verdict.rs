@@ -49,6 +49,7 @@ impl Verdict {
                 | "USER_REFUSED"
                 | "NO_TERMINAL"
                 | "EXEC_TOO_LARGE"
+                | "LIMIT"
                 | "EXEC_NOT_STARTED",
             ) => Self::said(NOT_EXECUTABLE, error.message.clone()),
             Some(_) | None => Self::no_answer(error),
@@ -208,9 +209,11 @@ pub(super) fn pressure(ended: &proto::ExecEnded) -> Vec<String> {
         said.push(format!("{oom_kills} of its processes ended for lack of memory"));
     }
     if forks_refused > 0 {
-        said.push(format!(
-            "{forks_refused} new processes were refused: the limit is {pids_limit}"
-        ));
+        let refused = match forks_refused {
+            1 => "1 new process was refused".to_owned(),
+            more => format!("{more} new processes were refused"),
+        };
+        said.push(format!("{refused}: the limit is {pids_limit}"));
     }
     if disk_full {
         said.push(match disk_limit_bytes {
@@ -304,6 +307,16 @@ mod tests {
             "the workspace is full: the limit is 1 GiB",
         ];
         assert_eq!(pressure(&ended), all);
+        let single = proto::ExecPressure {
+            forks_refused: 1,
+            pids_limit: 64,
+            ..Default::default()
+        };
+        let one = proto::ExecEnded {
+            pressure: Some(single),
+            ..ended.clone()
+        };
+        assert_eq!(pressure(&one), ["1 new process was refused: the limit is 64"]);
         // Told already by how it ended.
         ended.cause = proto::exec_ended::Cause::OutOfMemory.into();
         assert_eq!(pressure(&ended), all[1..]);

@@ -51,7 +51,7 @@ impl FreshProcesses {
         sandbox: &Arc<Sandbox>,
         language: Language,
     ) -> Result<&'a Warm, Error> {
-        cell.get_or_try_init(|| warm(sandbox, language, self.fresh, self.env.clone()))
+        cell.get_or_try_init(|| warm(sandbox, language, self.fresh, self.env.clone(), Ahead::No))
             .await
     }
 
@@ -67,12 +67,20 @@ fn is_read_at_start(name: &str) -> bool {
     name == "PATH" || name == "LANG" || by_prefix.iter().any(|prefix| name.starts_with(prefix))
 }
 
+/// Whether code is there already when its process is started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::fleet) enum Ahead {
+    Yes,
+    No,
+}
+
 /// Starts what waits. It gets all variables again with each piece of code, as it may be made before anybody knows them.
 pub(in crate::fleet) async fn warm(
     sandbox: &Arc<Sandbox>,
     language: Language,
     fresh: Fresh,
     env: BTreeMap<String, String>,
+    ahead: Ahead,
 ) -> Result<Warm, Error> {
     let lanes = match language {
         Language::Python => 1,
@@ -82,6 +90,7 @@ pub(in crate::fleet) async fn warm(
     let options = WarmOptions {
         fresh,
         lanes,
+        ahead: ahead == Ahead::Yes,
         env,
         ..WarmOptions::default()
     };

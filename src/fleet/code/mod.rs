@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 pub use calls::{Code, NewContext};
 pub use contexts::ContextView;
-pub(super) use fresh::warm;
+pub(super) use fresh::{Ahead, warm};
 pub use run::{Item, RunEnd, Running};
 
 use super::execs::How;

@@ -207,7 +207,7 @@ pub(in crate::fleet) async fn take_over(
             id: found.id,
             argv: found.argv,
             pid: found.pid,
-            started_at: crate::clock::Timestamp(member.clock.now().0 - found.age.as_millis() as i64),
+            started_at: member.clock.now().minus(found.age),
             // Where the guest drops, it goes on to: this one only has to take.
             log: Log::resumed(Overflow::Wait, from),
             on_disconnect: OnDisconnect::Keep,

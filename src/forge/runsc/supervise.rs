@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -92,6 +92,7 @@ fn serve(pump: Pump, signals: SignalFd, listener: UnixListener, control: UnixLis
         listener: Some(listener),
         control,
         asking: None,
+        still: None,
     };
     supervisor.serve()
 }
@@ -163,6 +164,8 @@ struct Supervisor {
     control: UnixListener,
     /// Who waits for a checkpoint.
     asking: Option<UnixStream>,
+    /// For whom the sandbox stands still since its checkpoint, until they hang up.
+    still: Option<UnixStream>,
 }
 
 impl Supervisor {
@@ -170,9 +173,11 @@ impl Supervisor {
         loop {
             // A client that comes while there is no room waits in the socket's queue.
             let listener = self.listener.as_ref().filter(|_| self.pump.mux.can_open());
+            let (has_still, has_listener) = (self.still.is_some(), listener.is_some());
             let others = [
                 Some(self.signals.as_fd()),
                 Some(self.control.as_fd()),
+                self.still.as_ref().map(AsFd::as_fd),
                 listener.map(AsFd::as_fd),
             ];
             let others: Vec<_> = others.into_iter().flatten().collect();
@@ -188,11 +193,14 @@ impl Supervisor {
             if is_ready(1) {
                 self.asked();
             }
-            if is_ready(2) {
+            if has_still && is_ready(2) {
+                self.go_on()?;
+            }
+            if has_listener && is_ready(2 + usize::from(has_still)) {
                 self.accept();
             }
             if turn.news.contains(&News::Paused) {
-                self.checkpoint();
+                self.checkpoint()?;
             }
             if self.pump.is_lost() {
                 // Whoever waits in the queue hears of it.
@@ -235,7 +243,9 @@ impl Supervisor {
             .and_then(|()| client.set_read_timeout(Some(ASKED)))
             .and_then(|()| wire::read::<Ask>(&mut &client));
         let problem = match read.map(|ask| ask.and_then(|ask| ask.kind)) {
-            Ok(Some(ask::Kind::Checkpoint(Checkpoint {}))) if self.asking.is_none() && !self.pump.is_lost() => {
+            Ok(Some(ask::Kind::Checkpoint(Checkpoint {})))
+                if self.asking.is_none() && self.still.is_none() && !self.pump.is_lost() =>
+            {
                 self.pump.mux.pause();
                 self.asking = Some(client);
                 return;
@@ -246,24 +256,62 @@ impl Supervisor {
         tell(client, Err(fault(problem.to_owned(), Errno::EINVAL)));
     }
 
-    /// The guest is quiet: nothing is in the pipes.
-    fn checkpoint(&mut self) {
-        let Some(client) = self.asking.take() else { return };
-        let status = call("checkpoint")
+    /// The guest is quiet: nothing is in the pipes. From here on nothing in the sandbox runs, so that whoever asked can take its
+    /// files as they are; the snapshot itself is of one that runs.
+    fn checkpoint(&mut self) -> io::Result<()> {
+        let Some(client) = self.asking.take() else {
+            return Ok(());
+        };
+        if let Err(fault) = done(call("pause").arg(ID)) {
+            self.pump.mux.resume(false);
+            tell(client, Err(fault));
+            return Ok(());
+        }
+        let mut command = call("checkpoint");
+        command
             .arg(format!("--image-path={}", place::MEMORY))
             // Fast; whoever keeps it for long can compress it later.
             .arg("--compression=none")
-            .arg(ID)
-            .status();
-        let outcome = match status {
-            Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(fault(format!("checkpoint: {}", told(&status.to_string())), Errno::EIO)),
-            Err(error) => Err(fault(format!("call runsc: {error}"), Errno::EIO)),
-        };
-        if outcome.is_err() {
-            self.pump.mux.resume(false);
+            .arg("--leave-running")
+            .arg(ID);
+        match done(&mut command) {
+            Ok(()) => {
+                self.still = client.try_clone().ok();
+                tell(client, Ok(()));
+                match self.still.is_some() {
+                    true => Ok(()),
+                    false => self.go_on(),
+                }
+            }
+            Err(fault) => {
+                // First the sandbox, then the word: who hears it finds it running.
+                let went_on = self.go_on();
+                tell(client, Err(fault));
+                went_on
+            }
         }
-        tell(client, outcome);
+    }
+
+    /// Ends the standing still.
+    ///
+    /// # Errors
+    /// When it does not go on: it is of no use to anyone then, and ends with the supervisor.
+    fn go_on(&mut self) -> io::Result<()> {
+        self.still = None;
+        done(call("resume").arg(ID)).map_err(|fault| io::Error::other(fault.step))?;
+        self.pump.mux.resume(false);
+        Ok(())
+    }
+}
+
+/// Runs a call of `runsc` to its end.
+fn done(command: &mut Command) -> Result<(), Fault> {
+    let mut words = command.get_args().filter_map(|word| word.to_str());
+    let verb = words.find(|word| !word.starts_with('-')).unwrap_or("call").to_owned();
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(fault(format!("{verb}: {}", told(&status.to_string())), Errno::EIO)),
+        Err(error) => Err(fault(format!("call runsc: {error}"), Errno::EIO)),
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, readlinkat, renameat};
 use nix::sys::stat::{Mode, fchmod, fstat, fstatat};
-use nix::unistd::{UnlinkatFlags, unlinkat};
+use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, unlinkat};
 use prost::bytes::BytesMut;
 
 use super::{Content, Done, Fail, Plane, Replies, Stop, file_type, info, reply_info, split};
@@ -73,6 +73,8 @@ impl Plane {
         let mode = match fstatat(&parent, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(stat) => {
                 regular(&write.path, file_type(&stat))?;
+                // Replacing it needs leave of the directory alone; a program that opened it to write would need the file's.
+                faccessat(&parent, name, AccessFlags::W_OK, AtFlags::empty()).map_err(fail)?;
                 stat.st_mode & 0o7777
             }
             Err(Errno::ENOENT) if write.mode == 0 => 0o644,

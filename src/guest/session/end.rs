@@ -36,9 +36,9 @@ impl Session<'_> {
     /// SIGTERM now, SIGKILL after the grace.
     pub(super) fn terminate(&mut self) {
         self.kill_at = Instant::now().checked_add(self.facts.grace);
-        tree::signal_all(Signal::SIGTERM, &HashSet::new());
+        tree::signal_all(libc::SIGTERM, &HashSet::new());
         // A stopped process hears it only when it goes on.
-        tree::signal_all(Signal::SIGCONT, &HashSet::new());
+        tree::signal_all(libc::SIGCONT, &HashSet::new());
     }
 
     pub(super) fn hear_signals(&mut self) {

@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::io::{self, ErrorKind, Read, Write};
 
-use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
 
 use super::{Session, part};
 use crate::guest::streams::Source;
-use crate::guest::{terminal, tree};
+use crate::guest::{sys, terminal, tree};
 use crate::wire::{self, Input, event, input};
 
 /// What is read of the host's at once.
@@ -50,18 +50,12 @@ impl Session<'_> {
         match input.kind {
             Some(input::Kind::Signal(number)) => {
                 // To the group first, as a terminal would; to the process alone if it has left that.
-                if let Ok(signal) = Signal::try_from(number)
-                    && runs
-                    && killpg(self.main, signal).is_err()
-                {
-                    let _ = kill(self.main, signal);
+                let group = Pid::from_raw(-self.main.as_raw());
+                if runs && sys::send_signal(group, number).is_err() {
+                    let _ = sys::send_signal(self.main, number);
                 }
             }
-            Some(input::Kind::SignalTree(number)) => {
-                if let Ok(signal) = Signal::try_from(number) {
-                    tree::signal_all(signal, &HashSet::new());
-                }
-            }
+            Some(input::Kind::SignalTree(number)) => tree::signal_all(number, &HashSet::new()),
             Some(input::Kind::Kill(by)) => {
                 self.note_kill(by);
                 self.end_tree();
@@ -100,9 +94,15 @@ impl Session<'_> {
                 self.pending.clear();
                 break;
             };
-            match stdin.write(self.pending.as_slices().0) {
+            let piece = self.pending.as_slices().0;
+            let written = match &mut self.keys {
+                Some(keys) => keys.write(stdin, piece),
+                None => stdin.write(piece),
+            };
+            match written {
                 Ok(length) => {
-                    self.pending.drain(..length);
+                    let last = self.pending.drain(..length).next_back();
+                    self.is_mid_line = last.is_some_and(|byte| !matches!(byte, b'\n' | b'\r'));
                     taken += length;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -128,7 +128,10 @@ impl Session<'_> {
             // Input may go on after it, as at a real one.
             self.stdin_eof = false;
             if let Some(end) = terminal::end_of_input(&terminal) {
-                let _ = stdin.write(&[end]);
+                // Within a line the first one hands over what there is of it; only the next is the end.
+                let times = if self.is_mid_line { 2 } else { 1 };
+                self.is_mid_line = false;
+                let _ = stdin.write(&[end; 2][..times]);
             }
         } else {
             self.stdin = None;

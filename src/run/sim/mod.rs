@@ -2,14 +2,16 @@
 //! time that moves only when nothing else can.
 
 mod crashes;
+mod forks;
 mod random;
+mod recordings;
+mod seeds;
 mod steps;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tempfile::TempDir;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -31,6 +33,7 @@ use crate::policy::BudgetOverrides;
 use crate::sandbox::backend::Backends;
 use crate::sandbox::backend::fake::Fake;
 use crate::sandbox::disk::Volumes;
+use crate::scratch::Scratch;
 use crate::store::memory::Memory;
 use crate::store::{Created, Owner, Signal, Store};
 use crate::task::Model;
@@ -49,7 +52,7 @@ impl Clock for Virtual {
 
 /// One data directory, one store, and as many processes one after the other as a test wants.
 struct World {
-    data: TempDir,
+    data: Scratch,
     store: Memory,
     clock: Arc<dyn Clock>,
 }
@@ -74,12 +77,10 @@ impl World {
     fn new() -> Self {
         // Hundreds of worlds, each with dozens of fsyncs: in memory where the host has such a place.
         let memory = Path::new("/dev/shm");
-        let folder = if memory.is_dir() {
-            tempfile::tempdir_in(memory)
-        } else {
-            tempfile::tempdir()
-        }
-        .unwrap();
+        let folder = match memory.is_dir() {
+            true => Scratch::new_in(memory),
+            false => Scratch::new(),
+        };
         let clock: Arc<dyn Clock> = Arc::new(Virtual(Instant::now()));
         Self {
             data: folder,
@@ -217,6 +218,7 @@ fn script(turns: &[&[(&str, serde_json::Value)]]) -> String {
 
 fn pause() -> Signal {
     Signal::Pause {
+        now: false,
         by: "sim".into(),
         reason: String::new(),
     }

@@ -61,10 +61,8 @@ pub enum Lack {
     /// File calls follow the magic links of `/proc`, within the sandbox and with no more rights than its programs have: there
     /// is no openat2.
     MagicLinksRefused,
-    /// A terminal has a size, echo and lines, but its keys (Ctrl-C, Ctrl-Z) and a change of its size send no signals.
-    TerminalSignals,
-    /// The isolation's own kernel keeps some of the memory that each command took (about 180 KiB were measured), and it counts:
-    /// a sandbox of 96 MiB ends after some hundred commands.
+    /// The isolation's own kernel keeps something of each process that was looked up in `/proc`, up to a thousand such looks, and
+    /// it counts: commands whose trees had to be ended cost some 100 KiB each until then.
     CommandsWithoutEnd,
 }
 
@@ -100,9 +98,10 @@ pub trait Backend: Send + Sync + Debug {
     /// Asks the guest to end everything, and ends it after `grace`. The sandbox's files stay until `destroy`.
     async fn stop(&self, sandbox: &Handle, grace: Duration) -> Result<(), Error>;
     async fn destroy(&self, sandbox: &SandboxId) -> Result<(), Error>;
-    /// Writes the memory of a sandbox, with all that runs in it, to `dir`, which is made. The sandbox has ended then: `destroy`
-    /// it. Its workspace is not part of it. What is there afterwards when this fails: a sandbox as before, or an ended one.
-    async fn checkpoint(&self, sandbox: &Handle, _dir: &Path) -> Result<(), Error> {
+    /// Writes the memory of a sandbox, with all that runs in it, to `dir`, which is made. Its workspace is not part of it: the
+    /// sandbox stands still until [`Still`] is dropped, so that it can be taken as it is; then it goes on, its connections
+    /// too. What is there when this fails: a sandbox as before, or an ended one.
+    async fn checkpoint(&self, sandbox: &Handle, _dir: &Path) -> Result<Still, Error> {
         Err(no_snapshots(&sandbox.id))
     }
     /// As `create` and `start`, going on from a checkpoint, as often as wanted. `spec` must have the image and mounts that the
@@ -118,6 +117,14 @@ pub trait Backend: Send + Sync + Debug {
     async fn adopt(&self, sandbox: &SandboxId) -> Result<Handle, Error>;
     /// What tells when the sandbox's first process has ended, and with it all others.
     async fn life(&self, sandbox: &Handle) -> Result<Life, Error>;
+}
+
+/// A sandbox that stands still since its checkpoint, and goes on when this is dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct Still {
+    /// Its other end is whoever holds the sandbox.
+    pub(in crate::sandbox::backend) _line: std::os::unix::net::UnixStream,
 }
 
 fn no_snapshots(sandbox: &SandboxId) -> Error {

@@ -194,12 +194,12 @@ macro_rules! backend_suite {
         $crate::sandbox::backend::suite::backend_suite!(@ $setup;
             t1_timeout_takes_every_descendant, t2_a_background_child_is_killed_or_kept, t3_timed_out_execs_leave_nothing,
             t4_fast_exits_lose_nothing, t5_a_user_is_found_or_named, hanging_up_kills_the_tree, a_fork_bomb_ends,
-            t7_large_output_and_slow_consumers, t9_large_input, unread_input_does_not_hold_a_kill,
+            t7_large_output_and_slow_consumers, t9_large_input, arguments_up_to_the_kernels_limit, unread_input_does_not_hold_a_kill,
             a_flood_holds_up_neither_kill_nor_time, signals_reach_the_group, signals_reach_the_tree, nothing_is_inherited,
             programs_have_no_power, garbage_does_not_hurt_the_guest, many_at_once, t12_a_good_end_is_no_excuse,
             t10_an_exec_goes_on_from_an_exact_offset, an_exec_is_found_and_told, output_that_nobody_takes_waits_or_is_dropped,
-            a_terminal_is_one, a_terminal_has_job_control, a_port_inside_can_be_dialled,
-            t16_magic_links_lead_nowhere, t18_large_files_are_streams, t18_an_aborted_write_leaves_nothing, changes_are_told,
+            a_terminal_is_one, a_terminal_has_job_control, a_terminal_has_an_end_of_input, a_port_inside_can_be_dialled,
+            t16_magic_links_lead_nowhere, a_file_that_may_not_be_written_stays, t18_large_files_are_streams, t18_an_aborted_write_leaves_nothing, changes_are_told,
             devices_do_not_block, stop_ends_everything);
     };
     (limits, $setup:path) => {

@@ -6,7 +6,7 @@ use std::{fs, io};
 use super::Error;
 
 pub(super) fn read(path: &Path) -> Result<String, Error> {
-    fs::read_to_string(path).map_err(|source| Error::file(path, source))
+    crate::process::read_made(path).map_err(|source| Error::file(path, source))
 }
 
 pub(super) fn write(path: &Path, value: &str) -> Result<(), Error> {

@@ -170,7 +170,7 @@ impl Group {
     /// Whether the process is in this group, in any hierarchy.
     pub fn holds(&self, pid: i32) -> bool {
         let Some(name) = self.name() else { return false };
-        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        let groups = crate::process::read_made(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         groups
             .lines()
             .any(|line| line.splitn(3, ':').nth(2).is_some_and(|path| path.ends_with(&name)))

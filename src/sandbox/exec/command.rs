@@ -7,6 +7,8 @@ use crate::ids::ExecId;
 
 /// Between SIGTERM and SIGKILL when a command's time is up, unless it asks for another.
 pub const GRACE: Duration = Duration::from_millis(500);
+/// Longest that a command can ask for. A server that takes a command over is not told its grace, and waits for so long.
+pub const MAX_GRACE: Duration = Duration::from_secs(60);
 
 /// One command to run.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,7 +29,7 @@ pub struct Command {
     pub overflow: Overflow,
     /// A name or a number from the sandbox's `/etc/passwd`; `None` = the sandbox's user. Never root.
     pub user: Option<String>,
-    /// Between SIGTERM and SIGKILL.
+    /// Between SIGTERM and SIGKILL; [`MAX_GRACE`] at most.
     pub grace: Duration,
     /// It outlives the loss of its connection, and dropping its [`Exec`](super::Exec): `Sandbox::attach` goes on with it.
     pub detachable: bool,

@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::handle::{Action, Taken};
 use super::judge::{Before, Judge};
-use super::{Cause, Control, Ended, Exec, Offsets, Output, Outputs, Piece, Place, Stdin, Tell, ask};
+use super::{Cause, Control, Ended, Exec, MAX_GRACE, Offsets, Output, Outputs, Piece, Place, Stdin, Tell, ask};
 use crate::ids::ExecId;
 use crate::sandbox::Error;
 use crate::wire::{self, Event, Started, Stream, event, request};
@@ -131,14 +131,12 @@ pub(in crate::sandbox) async fn attach(place: Place, id: ExecId, from: Offsets) 
         },
         id,
         from,
+        // Its own is not known.
         grace: MAX_GRACE,
         gaps: said.drop_oldest,
     };
     Ok(conversation.begin(opened))
 }
-
-/// Of an exec whose own is not known.
-const MAX_GRACE: Duration = Duration::from_secs(60);
 
 /// An error that names the exec.
 pub(super) fn about(id: &ExecId, error: Refused) -> Error {
@@ -196,17 +194,21 @@ pub(super) async fn open(place: &Place, kind: request::Kind) -> Result<Opened, R
         generation: wire::GENERATION,
         kind: Some(kind),
     };
-    wire::encode(&message, &mut frame).map_err(|error| {
+    wire::encode_request(&message, &mut frame).map_err(|error| {
         Refused::Other(Error::NotStarted {
-            code: "limit".to_owned(),
+            code: "too_large".to_owned(),
             message: format!("the command with its arguments and environment is too large: {error}"),
         })
     })?;
     let mut stream = place.backend.connect(&place.sandbox).await.map_err(Refused::Other)?;
     let mut buffer = BytesMut::new();
     let first = timeout(START, async {
-        stream.write_all(&frame).await?;
-        read_event(&mut stream, &mut buffer, 4 << 10).await
+        let sent = stream.write_all(&frame).await;
+        // A guest that had no process for it has said so and hung up, perhaps before it was asked.
+        match read_event(&mut stream, &mut buffer, 4 << 10).await {
+            Ok(Some(event)) => Ok(Some(event)),
+            other => sent.and(other),
+        }
     });
     let first = match first.await {
         Err(_) => return Err(lost(format!("it did not start the command within {START:?}"))),

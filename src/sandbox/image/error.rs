@@ -54,7 +54,9 @@ pub enum Error {
     NotStored(String),
     #[error("`{image}` is used by {}", listed(sandboxes))]
     InUse { image: String, sandboxes: Vec<String> },
-    #[error("`{0}` is no name for an image")]
+    #[error(
+        "`{0}` is no name for an image: that is lower-case letters and digits, with `.`, `_`, `-` or `/` between, and `:TAG`; not a word like `host` or `docker`"
+    )]
     Name(String),
     #[error("`{0}` is no digest: it is `sha256:` and 64 hexadecimal digits")]
     NoDigest(String),

@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
 use super::frame::Nonsense;
+use super::language::Interrupts;
 use super::link::{Link, Pipe, Said};
 use super::message::{End, Gone, Message};
 use super::outlet::{Job, Outlet};
@@ -25,7 +26,7 @@ pub(super) enum Ask {
 /// What ends code whose time is up or whose caller is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// SIGINT; the kernel's end if that does not help.
+    /// An interrupt; the kernel's end if that does not help.
     Interrupt,
     Kill,
 }
@@ -67,8 +68,6 @@ impl Carried {
     }
 }
 
-pub(super) const SIGINT: i32 = libc::SIGINT;
-
 /// Runs `job` as request `number`.
 pub(super) async fn carry(
     link: &mut Link,
@@ -89,6 +88,8 @@ pub(super) async fn carry(
         gone_synced: false,
         heard: Heard::default(),
         give_up: None,
+        interrupts: link.language().interrupts(),
+        again: None,
         fatal: false,
         waiters: Vec::new(),
         timed_out: false,
@@ -128,6 +129,9 @@ struct Carry {
     heard: Heard,
     /// When interrupted code counts as not to be interrupted.
     give_up: Option<Instant>,
+    interrupts: Interrupts,
+    /// When the interrupt is said once more.
+    again: Option<Instant>,
     /// Whether the kernel is ended then.
     fatal: bool,
     waiters: Vec<oneshot::Sender<Interrupted>>,
@@ -204,6 +208,7 @@ impl Carry {
                         let _ = waiter.send(Interrupted::Ignored);
                     }
                 }
+                () = sleep_until(self.again.unwrap_or(begun)), if self.again.is_some() => self.interrupt_again().await,
                 said = link.next(), if !waits => match said {
                     Ok(Said::Closed) => return Over::Closed,
                     Ok(said) => match self.hear(said, job) {
@@ -230,9 +235,19 @@ impl Carry {
     }
 
     async fn interrupt(&mut self) {
-        // A driver that has ended says so itself.
-        let _ = self.control.signal(SIGINT).await;
         self.give_up = Some(Instant::now() + self.grace);
+        // A driver that has ended says so itself.
+        let _ = self.control.signal(self.interrupts.first).await;
+        self.again = self.interrupts.then.map(|(after, _)| Instant::now() + after);
+    }
+
+    async fn interrupt_again(&mut self) {
+        self.again = None;
+        if let Some((_, signal)) = self.interrupts.then {
+            let _ = self.control.signal(signal).await;
+            let again = Instant::now() + self.grace / 8;
+            self.again = self.give_up.is_some_and(|end| again < end).then_some(again);
+        }
     }
 
     fn hear(&mut self, said: Said, job: &mut Job) -> Result<Option<Over>, Nonsense> {

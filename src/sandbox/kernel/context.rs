@@ -1,7 +1,7 @@
 //! A kernel: state kept from call to call, one call at a time.
 //!
 //! ```text
-//! Waiting ─run─▶ Running ─end─▶ Waiting        interrupt: SIGINT to the driver's process group
+//! Waiting ─run─▶ Running ─end─▶ Waiting        interrupt: a signal to the driver's process group
 //!    │              │ time limit: interrupt, after the grace ─▶ Ended
 //!    └─ its exec ends, it talks nonsense ─▶ Ended ─restart─▶ Waiting (a new process, nothing kept)
 //! ```

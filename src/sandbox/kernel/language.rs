@@ -17,6 +17,14 @@ pub enum Language {
     Node,
 }
 
+/// The signals that interrupt code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Interrupts {
+    pub first: i32,
+    /// Said when the code still runs after this time, and from then on again and again.
+    pub then: Option<(Duration, i32)>,
+}
+
 /// Text that names no language.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is no language of a kernel: use `python`, `bash` or `node`")]
@@ -109,19 +117,58 @@ impl Language {
         }
     }
 
+    /// What interrupts its code.
+    ///
+    /// Node changes the owner of SIGINT when a cell begins to wait; a SIGINT in that moment goes unseen, or kills. So a signal comes
+    /// first that a cell which waits takes and everything else ignores, and SIGINT only for code that still runs then. A program that
+    /// Bash has forked and not yet executed takes no notice of SIGINT, and Bash waits for it.
+    pub(super) fn interrupts(self) -> Interrupts {
+        match self {
+            Self::Python => Interrupts {
+                first: libc::SIGINT,
+                then: None,
+            },
+            Self::Bash => Interrupts {
+                first: libc::SIGINT,
+                then: Some((Duration::from_millis(500), libc::SIGINT)),
+            },
+            Self::Node => Interrupts {
+                first: libc::SIGURG,
+                then: Some((Duration::from_millis(50), libc::SIGINT)),
+            },
+        }
+    }
+
     /// The words that start its driver, and what the driver reads first.
     pub(super) fn start(self, program: &str, mark: &str, mode: Mode) -> (Vec<Vec<u8>>, Vec<u8>) {
-        let mode = match mode {
-            Mode::Kernel => "kernel",
-            Mode::Once => "once",
-            Mode::Zygote => "zygote",
+        let (mode, python) = match mode {
+            Mode::Kernel => (
+                "kernel",
+                concat!(
+                    include_str!("kernels/python.py"),
+                    include_str!("kernels/python_kernel.py")
+                ),
+            ),
+            Mode::Once => (
+                "once",
+                concat!(
+                    include_str!("kernels/python.py"),
+                    include_str!("kernels/python_piece.py"),
+                    include_str!("kernels/python_once.py")
+                ),
+            ),
+            Mode::Zygote => (
+                "zygote",
+                concat!(
+                    include_str!("kernels/python.py"),
+                    include_str!("kernels/python_piece.py"),
+                    include_str!("kernels/python_zygote.py")
+                ),
+            ),
         };
         // By standard input, where the interpreter can take it so: a command line is seen by everything in the sandbox.
         let (words, driver): (&[&str], &str) = match self {
-            Self::Python => (
-                &[program, "-c", include_str!("kernels/python_start.py")],
-                include_str!("kernels/python.py"),
-            ),
+            Self::Python => (&[program, "-c", include_str!("kernels/python_start.py")], python),
             Self::Node => (
                 &[program, "-e", include_str!("kernels/node_start.js")],
                 include_str!("kernels/node.js"),

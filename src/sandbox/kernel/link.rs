@@ -89,6 +89,10 @@ impl Link {
         Err(language.missing())
     }
 
+    pub(super) fn language(&self) -> Language {
+        self.language
+    }
+
     pub(super) fn mode(&self) -> Mode {
         self.mode
     }

@@ -48,6 +48,9 @@ pub struct WarmOptions {
     pub fresh: Fresh,
     /// Processes that wait: how many pieces of code can start at once without delay. 0 = none waits.
     pub lanes: usize,
+    /// Whether everything is loaded before there is any code. Without it the first lane is an interpreter of its own, which takes its
+    /// one piece sooner; what waits for the next is made after that.
+    pub ahead: bool,
     /// As in [`crate::sandbox::Command`].
     pub cwd: Option<Vec<u8>>,
     pub env: BTreeMap<String, String>,
@@ -58,6 +61,7 @@ impl Default for WarmOptions {
         Self {
             fresh: Fresh::Forked,
             lanes: 1,
+            ahead: true,
             cwd: None,
             env: BTreeMap::new(),
         }
@@ -102,7 +106,8 @@ impl Warm {
         if options.lanes == 0 {
             language.find(sandbox).await?;
         } else {
-            let first = shared.link(shared.lane_mode()).await?;
+            let mode = if options.ahead { shared.lane_mode() } else { Mode::Once };
+            let first = shared.link(mode).await?;
             let mut first = Some(first);
             let (ready, is_ready) = oneshot::channel();
             let mut ready = Some(ready);

@@ -35,7 +35,7 @@ impl Facts {
         let unknown =
             |what: &str, error: &dyn std::error::Error| Breach::new(what, "to be known", crate::error::chain(error));
         let text = |name: &str| {
-            fs::read_to_string(format!("/proc/{pid}/{name}"))
+            crate::process::read_made(format!("/proc/{pid}/{name}"))
                 .map_err(|error| unknown(&format!("/proc/PID/{name}"), &error))
         };
         let mut shared = Vec::new();

@@ -52,6 +52,22 @@ impl Sqlite {
         })
     }
 
+    /// Opens a store that is there already, for reading: it makes, migrates and writes nothing.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::UnknownVersion`] also for an older one, which only a writer brings up to date.
+    pub fn read_only(dir: &Path, clock: Arc<dyn Clock>) -> Result<Self, Error> {
+        if !Self::exists(dir) {
+            return Err(rules::absent("store in", &dir.display().to_string()));
+        }
+        schema::require(&schema::connect(dir)?)?;
+        Ok(Self {
+            writer: Writer::none(),
+            readers: Readers::new(dir.to_owned()),
+            clock,
+        })
+    }
+
     /// Whether a data directory has a store, without making one.
     pub fn exists(dir: &Path) -> bool {
         schema::path(dir).is_file()
@@ -118,9 +134,18 @@ impl Store for Sqlite {
                     db.prepare_cached("INSERT INTO idempotency (key, body_hash, task) VALUES (?1, ?2, ?3)")?
                         .execute(params![new.key, new.body_hash, record.task.as_str()])?;
                 }
+                if let (Some(parent), Some(_)) = (&record.parent, record.base) {
+                    rows::find_run(db, parent)?;
+                }
                 let id = rows::insert_run(db, &record)?;
-                rows::insert_entry(db, id, record.seq, &first)?;
-                rows::insert_checkpoint(db, id, record.revision, &checkpoint)?;
+                rows::insert_entry(db, id, task.first.seq, &first)?;
+                rows::insert_checkpoint(db, id, task.checkpoint.revision, &checkpoint)?;
+                for entry in task.recorded.iter().flat_map(|recorded| &recorded.entries) {
+                    rows::insert_entry(db, id, entry.seq, &format::encode(entry))?;
+                }
+                for checkpoint in task.recorded.iter().flat_map(|recorded| &recorded.checkpoints) {
+                    rows::insert_checkpoint(db, id, checkpoint.revision, &format::encode(checkpoint))?;
+                }
                 rows::append_audit(db, task.audit)?;
                 Ok(Created::New(record))
             })

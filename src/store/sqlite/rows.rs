@@ -18,8 +18,8 @@ pub(super) type Id = i64;
 macro_rules! select_runs {
     ($rest:literal) => {
         concat!(
-            "SELECT id, task, run, session, trace, parent, state, is_terminal, seq, revision, fence, owner, created_at, ",
-            "updated_at, labels FROM runs ",
+            "SELECT id, task, run, session, trace, parent, base, state, is_terminal, seq, revision, fence, owner, ",
+            "created_at, updated_at, labels FROM runs ",
             $rest
         )
     };
@@ -36,6 +36,8 @@ fn record(row: &Row<'_>) -> Result<(Id, RunRecord), Fail> {
     }
     let text = |column: &str| row.get::<_, String>(column);
     let parent: Option<String> = row.get("parent")?;
+    let base: Option<String> = row.get("base")?;
+    let base = base.as_deref().map(serde_json::from_str).transpose();
     let owner: Option<String> = row.get("owner")?;
     let owner = owner.as_deref().map(serde_json::from_str).transpose();
     let labels: Result<BTreeMap<String, String>, _> = serde_json::from_str(&text("labels")?);
@@ -45,6 +47,7 @@ fn record(row: &Row<'_>) -> Result<(Id, RunRecord), Fail> {
         session: id(&text("session")?).map_err(damaged)?,
         trace: id(&text("trace")?).map_err(damaged)?,
         parent: parent.as_deref().map(id).transpose().map_err(damaged)?,
+        base: base.map_err(|error| damaged(error.to_string()))?,
         state: text("state")?,
         is_terminal: row.get("is_terminal")?,
         seq: row.get("seq")?,
@@ -114,8 +117,8 @@ pub(super) fn list(db: &Connection, query: &Query) -> Result<Vec<RunRecord>, Fai
 pub(super) fn insert_run(db: &Connection, record: &RunRecord) -> Result<Id, Fail> {
     let mut insert = db.prepare_cached(
         "INSERT INTO runs (run, task, session, trace, parent, state, is_terminal, seq, revision, fence, owner, created_at,
-                           updated_at, labels)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
+                           updated_at, labels, base)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
     )?;
     let id = insert.insert(params![
         record.run.as_str(),
@@ -132,6 +135,7 @@ pub(super) fn insert_run(db: &Connection, record: &RunRecord) -> Result<Id, Fail
         record.created_at.0,
         record.updated_at.0,
         format::encode(&record.labels),
+        record.base.as_ref().map(format::encode),
     ])?;
     Ok(id)
 }
@@ -189,17 +193,34 @@ pub(super) fn insert_entry(db: &Connection, run: Id, seq: u64, text: &str) -> Re
 }
 
 pub(super) fn journal(db: &Connection, run: &RunId, after: u64, limit: usize) -> Result<Vec<Entry>, Fail> {
-    let (id, _) = find_run(db, run)?;
-    let mut select =
-        db.prepare_cached("SELECT seq, entry FROM entries WHERE run = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3")?;
-    let mut rows = select.query(params![id, position(after), at_most(limit)])?;
+    // From the run itself to the ancestor that holds the entry after `after`.
+    let mut line = Vec::new();
+    let (mut holder, mut until) = (run.clone(), u64::MAX);
+    loop {
+        let (id, record) = find_run(db, &holder)?;
+        line.push((id, until));
+        match (record.parent, record.base) {
+            (Some(parent), Some(base)) if after < base.seq => {
+                // A child may go out from before its parent's own beginning.
+                (holder, until) = (parent, until.min(base.seq));
+            }
+            (Some(_) | None, _) => break,
+        }
+    }
+    let mut select = db.prepare_cached(
+        "SELECT seq, entry FROM entries WHERE run = ?1 AND seq > ?2 AND seq <= ?3 ORDER BY seq LIMIT ?4",
+    )?;
     let mut entries = Vec::new();
-    while let Some(row) = rows.next()? {
-        entries.push(format::decode_entry(
-            run.as_str(),
-            row.get(0)?,
-            row.get_ref(1)?.as_str().map_err(rusqlite::Error::from)?,
-        )?);
+    for (id, until) in line.into_iter().rev() {
+        let left = limit - entries.len();
+        let mut rows = select.query(params![id, position(after), position(until), at_most(left)])?;
+        while let Some(row) = rows.next()? {
+            entries.push(format::decode_entry(
+                run.as_str(),
+                row.get(0)?,
+                row.get_ref(1)?.as_str().map_err(rusqlite::Error::from)?,
+            )?);
+        }
     }
     Ok(entries)
 }
@@ -211,7 +232,13 @@ pub(super) fn insert_checkpoint(db: &Connection, run: Id, revision: u64, text: &
 }
 
 pub(super) fn checkpoint(db: &Connection, run: &RunId, revision: Option<u64>) -> Result<Checkpoint, Fail> {
-    let (id, _) = find_run(db, run)?;
+    let (mut id, mut record) = find_run(db, run)?;
+    // A revision from before a fork is its parent's.
+    while let (Some(parent), Some(base)) = (&record.parent, record.base)
+        && revision.is_some_and(|revision| revision <= base.revision)
+    {
+        (id, record) = find_run(db, parent)?;
+    }
     let mut select = db.prepare_cached(
         "SELECT revision, checkpoint FROM checkpoints WHERE run = ?1 AND (?2 IS NULL OR revision = ?2)
          ORDER BY revision DESC LIMIT 1",

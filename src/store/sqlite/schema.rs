@@ -11,7 +11,7 @@ use super::Fail;
 use crate::store::Error;
 
 /// One step for each version, from an empty file. Never edited once released: a change is a new step.
-const MIGRATIONS: &[&str] = &[include_str!("v1.sql")];
+const MIGRATIONS: &[&str] = &[include_str!("v1.sql"), include_str!("v2.sql")];
 
 const KNOWN: u64 = MIGRATIONS.len() as u64;
 
@@ -64,6 +64,20 @@ pub(super) fn check(connection: &Connection) -> Result<(), Fail> {
     let mut version = connection.prepare_cached("SELECT value FROM meta WHERE name = 'format_version'")?;
     let found: u64 = version.query_row([], |row| row.get(0))?;
     known(found, connection)
+}
+
+/// Refuses a database that is not of exactly this build's version.
+pub(super) fn require(connection: &Connection) -> Result<(), Error> {
+    let select = "SELECT value FROM meta WHERE name = 'format_version'";
+    let found: Result<u64, _> = connection.query_row(select, [], |row| row.get(0));
+    match found.map_err(|error| Fail::from(error).into_error("open its database"))? {
+        KNOWN => Ok(()),
+        found => Err(Error::UnknownVersion {
+            what: format!("the database `{}`", connection.path().unwrap_or_default()),
+            found,
+            known: KNOWN,
+        }),
+    }
 }
 
 fn migrate(connection: &Connection, dir: &Path) -> Result<(), Fail> {

@@ -105,18 +105,57 @@ async fn a_newer_database_is_refused() {
     let store = fixture.sqlite().unwrap();
     store.create(sample::task(1)).await.unwrap();
     let before = picture(&store, &sample::task(1).record.run).await;
-    fixture.raw().execute("UPDATE meta SET value = 2", []).unwrap();
+    fixture.raw().execute("UPDATE meta SET value = 3", []).unwrap();
 
     let path = schema::path(fixture.0.path());
     let text = format!(
-        "the database `{}` has format version 2; this build reads up to 1",
+        "the database `{}` has format version 3; this build reads up to 2",
         path.display()
     );
     assert_eq!(fixture.sqlite().unwrap_err().to_string(), text);
     let written = store.commit(sample::step(&before.record)).await;
     assert_eq!(written.unwrap_err().to_string(), text);
-    fixture.raw().execute("UPDATE meta SET value = 1", []).unwrap();
+    fixture.raw().execute("UPDATE meta SET value = 2", []).unwrap();
     assert_eq!(picture(&fixture.sqlite().unwrap(), &before.record.run).await, before);
+}
+
+/// F2: what version 1 wrote is read by this build, and a reader alone leaves it as it is.
+#[tokio::test]
+async fn f2_a_database_of_version_1_is_brought_up_to_date_by_a_writer() {
+    let fixture = OnDisk::new();
+    let store = fixture.sqlite().unwrap();
+    store.create(sample::task(1)).await.unwrap();
+    let before = picture(&store, &sample::task(1).record.run).await;
+    drop(store);
+    let older = "ALTER TABLE runs DROP COLUMN base; UPDATE meta SET value = 1;";
+    fixture.raw().execute_batch(older).unwrap();
+    let refused = Sqlite::read_only(fixture.0.path(), std::sync::Arc::new(crate::clock::System)).unwrap_err();
+    assert!(
+        matches!(refused, Error::UnknownVersion { found: 1, known: 2, .. }),
+        "{refused:?}"
+    );
+    assert_eq!(picture(&fixture.sqlite().unwrap(), &before.record.run).await, before);
+}
+
+/// E5: what replay opens reads everything and writes nothing.
+#[tokio::test]
+async fn e5_a_store_that_is_only_read_refuses_every_write() {
+    let fixture = OnDisk::new();
+    let store = fixture.sqlite().unwrap();
+    store.create(sample::task(1)).await.unwrap();
+    let before = picture(&store, &sample::task(1).record.run).await;
+    let reader = Sqlite::read_only(fixture.0.path(), std::sync::Arc::new(crate::clock::System)).unwrap();
+    assert_eq!(picture(&reader, &before.record.run).await, before);
+    assert!(reader.create(sample::task(2)).await.is_err());
+    assert!(reader.commit(sample::step(&before.record)).await.is_err());
+    assert!(reader.claim(&before.record.run, &sample::owner(1), None).await.is_err());
+    assert_eq!(picture(&store, &before.record.run).await, before);
+    let missing = Sqlite::read_only(
+        &fixture.0.path().join("none"),
+        std::sync::Arc::new(crate::clock::System),
+    );
+    assert!(matches!(missing, Err(Error::NotFound { .. })));
+    assert!(!fixture.0.path().join("none").exists());
 }
 
 #[test]

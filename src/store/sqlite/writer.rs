@@ -21,7 +21,7 @@ const BATCH: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct Writer {
-    /// `None` only while it is being dropped.
+    /// `None` while it is being dropped, and where nothing may be written.
     queue: Option<mpsc::Sender<Ask>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -90,6 +90,14 @@ impl Writer {
         })
     }
 
+    /// One that refuses every write, for a store that is only read.
+    pub(super) fn none() -> Self {
+        Self {
+            queue: None,
+            thread: None,
+        }
+    }
+
     /// Does `work` in a write transaction; durable once this returns `Ok`.
     pub(super) async fn write<T, F>(&self, doing: &'static str, work: F) -> Result<T, Error>
     where
@@ -117,7 +125,10 @@ impl Writer {
     }
 
     async fn ask(&self, doing: &'static str, ask: Ask) -> Result<(), Error> {
-        let queue = self.queue.as_ref().expect("taken only by drop");
+        let queue = self.queue.as_ref().ok_or_else(|| Error::Backend {
+            doing,
+            source: "it is open for reading only".into(),
+        })?;
         queue.send(ask).await.map_err(|_| stopped(doing))
     }
 }

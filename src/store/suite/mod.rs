@@ -1,9 +1,10 @@
 //! One suite for every store: what the trait promises, one case a test. [`store_suite!`] makes them for a [`Fixture`].
 //!
-//! `creating.rs`, `committing.rs`, `owning.rs` write; `reading.rs` reads back; `sample.rs` makes what is stored.
+//! `creating.rs`, `committing.rs`, `forking.rs`, `owning.rs` write; `reading.rs` reads back; `sample.rs` makes what is stored.
 
 pub mod committing;
 pub mod creating;
+pub mod forking;
 pub mod owning;
 pub mod reading;
 pub mod sample;
@@ -63,6 +64,10 @@ macro_rules! store_suite {
             creating::the_same_key_with_another_body_is_refused,
             creating::one_key_many_times_at_once_makes_one_task,
             creating::a_taken_id_is_refused,
+            forking::a_fork_reads_its_beginning_from_its_parent,
+            forking::a_fork_costs_the_same_whatever_lies_before_it,
+            forking::a_recorded_run_is_there_whole,
+            forking::a_fork_that_does_not_fit_is_refused,
             committing::a_commit_becomes_visible_as_one,
             committing::a_refused_commit_changes_nothing,
             committing::commits_of_many_runs_at_once_keep_to_themselves,

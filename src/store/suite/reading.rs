@@ -164,6 +164,7 @@ pub async fn an_inbox_keeps_its_order(fixture: impl Fixture) {
     let reason = "r".to_owned();
     let signals = [
         Signal::Pause {
+            now: true,
             by: by.clone(),
             reason: reason.clone(),
         },

@@ -23,6 +23,7 @@ pub fn task(n: u64) -> NewTask {
         session: SessionId::from_bits(n.into()),
         trace: TraceId::from_bits(n.into()),
         parent: n.checked_sub(1).map(|before| RunId::from_bits(before.into())),
+        base: None,
         state: "QUEUED".to_owned(),
         is_terminal: false,
         seq: 1,
@@ -46,6 +47,7 @@ pub fn task(n: u64) -> NewTask {
             event: Event::Submitted(submitted(n)),
         },
         checkpoint: checkpoint(0, 1),
+        recorded: None,
         audit: vec![about(&record.run, "task.submitted")],
         record,
     }

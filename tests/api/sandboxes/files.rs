@@ -111,6 +111,29 @@ async fn files_go_in_and_out_and_changes_are_on_the_record() {
 }
 
 #[tokio::test]
+async fn a_write_with_too_large_a_piece_leaves_everything_as_it_was() {
+    let bed = Bed::new().await;
+    let mut client = bed.sandboxes().await;
+    let id = create(&mut client, plain()).await.sandbox_id;
+    write(&mut client, &id, b"file", b"before").await;
+    let start = proto::WriteFileStart {
+        sandbox_id: id.clone(),
+        path: b"file".to_vec(),
+        mode: 0,
+        by: "tester".into(),
+    };
+    let parts = [
+        write_file_request::Kind::Start(start),
+        write_file_request::Kind::Data(vec![0; 1 << 20]),
+        write_file_request::Kind::Data(vec![0; (1 << 20) + 1]),
+    ];
+    let parts = parts.map(|kind| proto::WriteFileRequest { kind: Some(kind) });
+    let refused = client.write_file(tokio_stream::iter(parts)).await.unwrap_err();
+    assert_eq!(why(&refused), (Code::InvalidArgument, "INVALID".into()));
+    assert_eq!(read(&mut client, &id, b"file", (0, 0)).await, b"before");
+}
+
+#[tokio::test]
 async fn a_snapshot_is_a_workspace_to_begin_with() {
     let bed = Bed::new().await;
     let mut client = bed.sandboxes().await;

@@ -73,6 +73,29 @@ async fn a_sandbox_that_does_not_freeze_goes_on() {
 }
 
 #[tokio::test]
+async fn a_sandbox_that_stands_still_after_its_snapshot_is_shown_paused_and_can_be_resumed() {
+    let bed = Bed::new().await;
+    let mut client = bed.sandboxes().await;
+    let id = create(&mut client, plain()).await.sandbox_id;
+    bed.fake.fail_next(Call::Thaw, "it will not");
+    let snapshot = proto::SnapshotRequest {
+        sandbox_id: id.clone(),
+        memory: false,
+        by: "tester".into(),
+    };
+    let refused = client.snapshot(snapshot.clone()).await.unwrap_err();
+    assert_eq!(why(&refused), (Code::Unavailable, "BACKEND".into()));
+    assert_eq!(get(&mut client, &id).await.state(), SandboxState::Paused);
+    client.resume(one(&id)).await.unwrap();
+    assert_eq!(
+        crate::support::hand::run(&mut client, &id, "echo on").await.stdout,
+        b"on\n"
+    );
+    client.snapshot(snapshot).await.unwrap();
+    assert_eq!(get(&mut client, &id).await.state(), SandboxState::Running);
+}
+
+#[tokio::test]
 async fn counters_are_told_beside_their_limits() {
     let bed = Bed::new().await;
     let mut client = bed.sandboxes().await;
@@ -124,7 +147,46 @@ async fn what_a_client_may_not_name_is_refused_before_anything_is_made() {
             ..plain()
         },
         proto::CreateSandboxRequest {
+            env: [("A".to_owned(), "b\0c".to_owned())].into(),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
+            env: [("A".to_owned(), "b".repeat(128 << 10))].into(),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
+            env: (0..100)
+                .map(|number| (format!("A{number}"), "b".repeat(100 << 10)))
+                .collect(),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
+            labels: (0..5000).map(|number| (number.to_string(), String::new())).collect(),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
+            labels: [("a".to_owned(), "b".repeat(1 << 20))].into(),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
+            times: "of no tree".into(),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
             ttl: crate::support::hand::span(std::time::Duration::from_secs(1 << 40)),
+            ..plain()
+        },
+        // Longer than the type is for.
+        proto::CreateSandboxRequest {
+            idle_timeout: crate::support::hand::span(std::time::Duration::from_secs(1 << 50)),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
+            by: "x".repeat(257),
+            ..plain()
+        },
+        proto::CreateSandboxRequest {
+            labels: [("key".to_owned(), "x".repeat(513))].into(),
             ..plain()
         },
     ];
@@ -143,4 +205,25 @@ async fn what_a_client_may_not_name_is_refused_before_anything_is_made() {
         assert_eq!(why(&status), (Code::NotFound, "SANDBOX_NOT_FOUND".into()), "{id}");
     }
     assert_eq!(bed.fake.calls(), []);
+}
+
+#[tokio::test]
+async fn a_command_gets_no_more_grace_and_no_longer_name_than_can_be_kept_of_it() {
+    let bed = Bed::new().await;
+    let mut client = bed.sandboxes().await;
+    let id = create(&mut client, plain()).await.sandbox_id;
+    let asked = |seconds| proto::ExecStart {
+        grace: crate::support::hand::span(std::time::Duration::from_secs(seconds)),
+        ..shell(&id, "true")
+    };
+    let refused = start(&mut client, asked(61)).await.err().unwrap();
+    assert_eq!(why(&refused), (Code::InvalidArgument, "INVALID".into()));
+    start(&mut client, asked(60)).await.unwrap();
+    // Who asks is told to the guest, which has no room for more.
+    let asked = proto::ExecStart {
+        by: "x".repeat(257),
+        ..shell(&id, "true")
+    };
+    let refused = start(&mut client, asked).await.err().unwrap();
+    assert_eq!(why(&refused), (Code::InvalidArgument, "INVALID".into()));
 }

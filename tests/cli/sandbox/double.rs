@@ -282,6 +282,8 @@ impl SandboxService for Service {
         pause(SandboxRequest) -> Sandbox;
         resume(SandboxRequest) -> Sandbox;
         snapshot(SnapshotRequest) -> SnapshotResponse;
+        list_snapshots(ListSnapshotsRequest) -> ListSnapshotsResponse;
+        delete_snapshot(DeleteSnapshotRequest) -> DeleteSnapshotResponse;
         renew(RenewRequest) -> Sandbox;
         kill(KillRequest) -> Sandbox;
     }

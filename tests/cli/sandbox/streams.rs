@@ -222,11 +222,14 @@ fn what_the_server_dropped_is_told_and_passed_over() {
         attaches: vec![vec![Err(dropped)]],
         ..Default::default()
     });
-    let done = double.call(&desk, &["sandbox", "attach", "sbx_x", "exe_x", "--from", "3"]);
+    let from = ["--from", "3", "--from-stderr", "5"];
+    let done = double.call(&desk, &[&["sandbox", "attach", "sbx_x", "exe_x"][..], &from].concat());
     assert_eq!(
         (done.code, done.stderr.as_str()),
         (125, "exuvia: stdout is kept from byte 100\n")
     );
+    let asked = double.script.lock().unwrap().attached[0].clone();
+    assert_eq!((asked.stdout_offset, asked.stderr_offset, asked.pty_offset), (3, 5, 3));
 }
 
 #[test]

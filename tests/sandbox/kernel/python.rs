@@ -108,6 +108,10 @@ async fn errors_are_the_users_own() {
             "{did:?}"
         );
     }
+    // Where this Python underlines (3.11 and later), below what it means, in a last line without an end too.
+    let did = cell(&kernel, "x = 1\nx/0").await;
+    let marks = did.errors[0].2.lines().find(|line| line.contains('^'));
+    assert_eq!(marks.unwrap_or("    ~^~"), "    ~^~", "{did:?}");
     assert_eq!(
         good(&kernel, "'still here'").await.value().as_deref(),
         Some("'still here'")

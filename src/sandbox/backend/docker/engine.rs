@@ -157,10 +157,15 @@ impl Engine {
 
     /// Every container, running or not, that carries all of these labels.
     pub async fn list(&self, labels: &[(&str, &str)]) -> Result<Vec<ContainerSummary>, Failure> {
-        let wanted = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let wanted: Vec<String> = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        self.list_with(&wanted).await
+    }
+
+    /// The same for labels in the engine's words: `NAME` or `NAME=VALUE`.
+    pub async fn list_with(&self, labels: &[String]) -> Result<Vec<ContainerSummary>, Failure> {
         let options = ListContainersOptions {
             all: true,
-            filters: Some(HashMap::from([("label".to_owned(), wanted)])),
+            filters: Some(HashMap::from([("label".to_owned(), labels.to_vec())])),
             ..ListContainersOptions::default()
         };
         within(QUICK, self.docker.list_containers(Some(options))).await

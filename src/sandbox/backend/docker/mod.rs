@@ -8,8 +8,8 @@
 //! `passwd` and `group` of a `host` sandbox. On the engine: the container `exuvia-ID`, with the same facts as labels.
 //!
 //! What the engine cannot do: a user namespace of its own for each sandbox (programs run under
-//! [`Identity::host_uid`] directly, or inside the one range of a `userns-remap` engine), a rootless engine, gVisor (its
-//! sockets cannot be reached from outside), `nosuid` on binds (no_new_privs voids set-id bits all the same). What an image
+//! [`Identity::host_uid`] directly, or inside the one range of a `userns-remap` engine), a rootless engine, gVisor (it lets in no
+//! socket of the host, and the guest is not spoken to in another way here; docs/adr/0013-gvisor.md), `nosuid` on binds (no_new_privs voids set-id bits all the same). What an image
 //! declares as a volume is empty and read-only here.
 //!
 //! Read next: `config` for what a container is asked to be, and what is checked.
@@ -19,6 +19,7 @@ mod config;
 mod engine;
 mod image;
 mod record;
+mod stray;
 mod view;
 
 use std::collections::{BTreeMap, HashMap};
@@ -39,6 +40,7 @@ use self::engine::{Engine, Failure};
 use self::image::Images;
 pub use self::record::FILE as RECORD;
 use self::record::Record;
+pub use self::stray::{Stray, Strays};
 use super::{Backend, Capabilities, Handle, Owned, guest_file};
 use crate::ids::SandboxId;
 use crate::process::Process;
@@ -120,7 +122,7 @@ impl Docker {
             sandboxes: data_dir.join("sandboxes"),
             guest,
             hierarchies,
-            data_label: blake3::hash(data_dir.as_os_str().as_encoded_bytes()).to_hex()[..32].to_owned(),
+            data_label: data_label(&data_dir),
             owner,
             remap,
         })
@@ -486,6 +488,10 @@ impl Backend for Docker {
         let init = init.ok_or_else(|| Error::failed("watch", &sandbox.id, "it has ended"))?;
         Life::of(&init).map_err(failed)
     }
+}
+
+fn data_label(data_dir: &Path) -> String {
+    blake3::hash(data_dir.as_os_str().as_encoded_bytes()).to_hex()[..32].to_owned()
 }
 
 fn name(id: &SandboxId) -> String {

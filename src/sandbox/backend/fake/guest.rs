@@ -111,7 +111,7 @@ impl Guest {
     }
 
     async fn answer(&mut self, stream: &mut UnixStream, buffer: &mut Vec<u8>) -> io::Result<()> {
-        let Some(request) = read::<wire::Request>(stream, buffer).await? else {
+        let Some(request) = request(stream, buffer).await? else {
             return Ok(());
         };
         if request.generation != wire::GENERATION {
@@ -330,7 +330,7 @@ fn serve_files(workspace: Option<PathBuf>, mut request: FileRequest, content: Ve
 
 /// Says what it was told to say, once it was asked.
 async fn play(stream: &mut UnixStream, buffer: &mut Vec<u8>, events: Vec<Event>) -> io::Result<()> {
-    read::<wire::Request>(stream, buffer).await?;
+    request(stream, buffer).await?;
     let mut frames = Vec::new();
     for event in events {
         wire::encode(&event, &mut frames)?;
@@ -354,10 +354,22 @@ async fn say(stream: &mut UnixStream, kind: event::Kind) -> io::Result<()> {
     stream.write_all(&frame).await
 }
 
+async fn request(stream: &mut UnixStream, buffer: &mut Vec<u8>) -> io::Result<Option<wire::Request>> {
+    read_with(wire::decode_request, stream, buffer).await
+}
+
 /// The next frame; cancellation-safe, as what was read is in `buffer`.
 async fn read<M: prost::Message + Default>(stream: &mut UnixStream, buffer: &mut Vec<u8>) -> io::Result<Option<M>> {
+    read_with(wire::decode, stream, buffer).await
+}
+
+async fn read_with<M>(
+    decode: impl Fn(&mut Vec<u8>) -> io::Result<Option<M>>,
+    stream: &mut UnixStream,
+    buffer: &mut Vec<u8>,
+) -> io::Result<Option<M>> {
     loop {
-        if let Some(message) = wire::decode(buffer)? {
+        if let Some(message) = decode(buffer)? {
             return Ok(Some(message));
         }
         if stream.read_buf(buffer).await? == 0 {

@@ -22,7 +22,7 @@
 //! but loopback. It makes no control group; ours has it from its first instruction on.
 //!
 //! Weaker than isolation `container`, and said so in docs/adr/0013-gvisor.md: memory that runs out ends the whole sandbox;
-//! forks are refused by a limit inside, and the host does not count them; the keys of a terminal send no signals; `/tmp` has a size but no cap on files.
+//! forks are refused by a limit inside, and the host does not count them; `/tmp` has a size but no cap on files.
 
 mod bundle;
 mod make;
@@ -36,13 +36,12 @@ pub(super) use make::{Wanted, ask_for, expected, host_limits, verify_inside};
 pub use program::{Runsc, is_safe_with_devices};
 
 /// What this isolation does not give.
-pub(super) const LACKS: [Lack; 7] = [
+pub(super) const LACKS: [Lack; 6] = [
     Lack::LifeAfterOutOfMemory,
     Lack::RefusedForksCounted,
     Lack::AgentHidden,
     Lack::WholeStatusShown,
     Lack::MagicLinksRefused,
-    Lack::TerminalSignals,
     Lack::CommandsWithoutEnd,
 ];
 

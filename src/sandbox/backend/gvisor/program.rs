@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 /// Names the file where it is not on the `PATH`.
 const VARIABLE: &str = "EXUVIA_RUNSC";
-/// The first release that is used: with the platform `systrap` as its default, and everything that is called here.
-const OLDEST: u32 = 2023_0801;
+/// The first release that is used: what is called here was seen to work with it, a checkpoint that lets the sandbox go on too.
+const OLDEST: u32 = 2024_0729;
 /// Before this, a device node in an image could reach the host's device (CVE-2026-96812).
 const SAFE_DEVICES: u32 = 2026_0925;
 
@@ -68,7 +68,7 @@ impl Runsc {
         let version = said.lines().find_map(|line| line.strip_prefix("runsc version "));
         let version = version.ok_or_else(|| cannot("it does not tell its version".to_owned()))?;
         match date(version) {
-            Some(date) if date < OLDEST => Err(cannot(format!("{version} is too old, before August 2023"))),
+            Some(date) if date < OLDEST => Err(cannot(format!("{version} is too old, before 29 July 2024"))),
             Some(_) | None => Ok(version.to_owned()),
         }
     }
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(write("#!/bin/sh\necho runsc version x", 0o755), Ok("x".to_owned()));
         assert_eq!(
             write("#!/bin/sh\necho runsc version 0.0~20221219.0", 0o755),
-            Err("0.0~20221219.0 is too old, before August 2023".to_owned())
+            Err("0.0~20221219.0 is too old, before 29 July 2024".to_owned())
         );
         assert_eq!(
             write("#!/bin/sh\necho hello", 0o755),

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::Runsc;
 use crate::forge::{Ask, Checkpoint, Fault, Ready, Said, ask, said};
 use crate::ids::SandboxId;
+use crate::sandbox::backend::Still;
 use crate::sandbox::backend::oci::socket;
 use crate::sandbox::{self, Isolation, Spec};
 use crate::wire;
@@ -80,7 +81,7 @@ impl Facts {
 }
 
 /// Takes a snapshot of the sandbox in `home`.
-pub(in crate::sandbox::backend) fn take(home: &Path, dir: &Path, runsc: Option<&Runsc>) -> Result<(), Error> {
+pub(in crate::sandbox::backend) fn take(home: &Path, dir: &Path, runsc: Option<&Runsc>) -> Result<Still, Error> {
     let connected = fs::File::open(home).and_then(|home| socket::connect(&home, socket::CONTROL));
     let mut control = match connected {
         Ok(control) => control,
@@ -97,6 +98,13 @@ pub(in crate::sandbox::backend) fn take(home: &Path, dir: &Path, runsc: Option<&
     let runsc = runsc.ok_or_else(|| Error::Unsupported("`runsc` is not there any more".to_owned()))?;
     let shape = fs::read_to_string(home.join(SHAPE)).map_err(io("read its shape"))?;
     let facts = Facts::new(runsc, shape)?;
+    // Of an earlier one that failed.
+    for file in fs::read_dir(home.join(MEMORY))
+        .map_err(io("list what is there"))?
+        .flatten()
+    {
+        fs::remove_file(file.path()).map_err(io("remove what is there"))?;
+    }
     let question = Ask {
         kind: Some(ask::Kind::Checkpoint(Checkpoint {})),
     };
@@ -117,7 +125,8 @@ pub(in crate::sandbox::backend) fn take(home: &Path, dir: &Path, runsc: Option<&
     }
     // Last: with it the snapshot is whole.
     let facts = serde_json::to_vec(&facts).map_err(|error| Error::Refused(error.to_string()))?;
-    fs::write(dir.join(FACTS), facts).map_err(io("write what it is"))
+    fs::write(dir.join(FACTS), facts).map_err(io("write what it is"))?;
+    Ok(Still { _line: control })
 }
 
 /// Moves a file, to another file system too.

@@ -39,7 +39,7 @@ use tokio::net::UnixStream;
 
 pub use record::FILE as RECORD;
 
-use super::{Backend, Capabilities, Handle, Owned, guest_file, gvisor};
+use super::{Backend, Capabilities, Handle, Owned, Still, guest_file, gvisor};
 use crate::ids::SandboxId;
 use crate::process::Process;
 use crate::sandbox::cgroup::{self, Hierarchies};
@@ -166,7 +166,7 @@ impl Backend for Oci {
         self.blocking(move |shared| make::create(shared, &spec, None)).await
     }
 
-    async fn checkpoint(&self, sandbox: &Handle, dir: &Path) -> Result<(), Error> {
+    async fn checkpoint(&self, sandbox: &Handle, dir: &Path) -> Result<Still, Error> {
         let (id, dir) = (sandbox.id.clone(), dir.to_owned());
         self.blocking(move |shared| {
             shared.record(&id)?;

@@ -93,6 +93,25 @@ pub async fn file_errors_are_typed(case: &Case) {
     assert_eq!(code(files.search(search).await), "invalid_pattern");
 }
 
+/// Though a write replaces the file, for which a program needs no leave of the file's own.
+pub async fn a_file_that_may_not_be_written_stays(case: &Case) {
+    let files = case.sandbox.files();
+    files.write("f", b"old", Some(0o444)).await.unwrap();
+    case.output("ln -s f link").await;
+    for name in ["f", "link"] {
+        assert_eq!(code(files.write(name, b"new", None).await), "permission");
+        assert_eq!(
+            code(files.write_stream(name, None).await.unwrap().finish().await),
+            "permission"
+        );
+    }
+    assert_eq!(files.read("f", Range::default()).await.unwrap().bytes, b"old");
+    assert_eq!(case.output("ls -A").await, "f\nlink\n");
+    case.output("chmod u+w f").await;
+    files.write("link", b"new", None).await.unwrap();
+    assert_eq!(files.read("f", Range::default()).await.unwrap().bytes, b"new");
+}
+
 pub async fn listing_and_searching(case: &Case) {
     let files = case.sandbox.files();
     for (name, text) in [

@@ -52,14 +52,17 @@ pub async fn t3_timed_out_execs_leave_nothing(case: &Case) {
     for _ in 0..rounds / 8 {
         futures::future::join_all((0..8).map(one)).await;
     }
-    // A shim may still be there for a moment after its last word.
+    // A shim may still be there for a moment after its last word, also that of the look before.
+    let processes = count(before.0);
+    let mut left = count(case.output(PROCESSES).await);
     for _ in 0..100 {
-        if count(case.output(PROCESSES).await) <= count(before.0.clone()) {
+        if left <= processes {
             break;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
+        left = count(case.output(PROCESSES).await);
     }
-    assert!(count(case.output(PROCESSES).await) <= count(before.0));
+    assert!(left <= processes, "{left} processes, {processes} before");
     let after = case.sandbox.usage().await.unwrap();
     assert!(
         lacks || after.memory_bytes < before.1.memory_bytes + (8 << 20),
@@ -258,6 +261,25 @@ pub async fn t9_large_input(case: &Case) {
     assert_eq!(case.run(command).await.ended.cause, Cause::Exited { code: 3 });
 }
 
+/// As many arguments as the kernel takes reach the program; more are refused by name.
+pub async fn arguments_up_to_the_kernels_limit(case: &Case) {
+    let argument = "x".repeat(64 << 10);
+    let command = |count| {
+        let words = std::iter::repeat_n(argument.as_str(), count);
+        Command::new(["sh", "-c", "printf %s \"$@\" | wc -c", "sh"].into_iter().chain(words))
+    };
+    assert_eq!(
+        case.run(command(30)).await.stdout.text().trim(),
+        (30 * argument.len()).to_string()
+    );
+    for count in [40, 64] {
+        match case.sandbox.exec(command(count)).await {
+            Err(Error::NotStarted { code, .. }) => assert_eq!(code, "too_large"),
+            other => panic!("it should not start: {other:?}"),
+        }
+    }
+}
+
 pub async fn unread_input_does_not_hold_a_kill(case: &Case) {
     let command = Command::new(["sleep", "300"]).stdin(Stdin::Bytes(vec![0; 4 << 20]));
     let exec = case.sandbox.exec(command).await.unwrap();
@@ -274,6 +296,10 @@ pub async fn signals_reach_the_group(case: &Case) {
     let finished = exec.finish(100).await;
     assert_eq!(finished.stdout.bytes(), b"usr1\n");
     assert_eq!(finished.ended.cause, Cause::Exited { code: 5 });
+    // One of those for real time, which have numbers and no names.
+    let exec = case.sandbox.exec(Command::new(["sleep", "300"])).await.unwrap();
+    exec.control().signal(40).await.unwrap();
+    assert_eq!(exec.ended().await.cause, Cause::Signalled { signal: 40 });
     let finished = case.sh("kill -9 $$").await;
     assert_eq!(
         finished.ended.cause,

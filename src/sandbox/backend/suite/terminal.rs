@@ -6,7 +6,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::Case;
 use super::real::assert_no_sleepers;
-use crate::sandbox::backend::Lack;
 use crate::sandbox::exec::{Cause, TerminalSize};
 use crate::sandbox::{Command, Error, Exec, Output};
 
@@ -37,11 +36,6 @@ pub async fn a_terminal_is_one(case: &Case) {
     until(&mut exec, &mut shown, "/dev/pts/").await;
     until(&mut exec, &mut shown, "30 90\r\nxterm-256color\r\n").await;
     until(&mut exec, &mut shown, "ready").await;
-    if case.lacks(Lack::TerminalSignals) {
-        exec.kill("carol").await.unwrap();
-        assert_eq!(exec.ended().await.cause, Cause::Killed { by: "carol".to_owned() });
-        return;
-    }
     exec.control()
         .resize(TerminalSize { rows: 5, columns: 7 })
         .await
@@ -56,9 +50,7 @@ pub async fn a_terminal_is_one(case: &Case) {
 /// Ctrl-Z, fg, Ctrl-C, Ctrl-D, as at any terminal; and all of it goes at the end.
 pub async fn a_terminal_has_job_control(case: &Case) {
     let command = Command::new(["sh", "-i"]).env("PS1", "> ").terminal(SIZE);
-    if !case.lacks(Lack::TerminalSignals) {
-        stop_and_go_on(case, command.clone()).await;
-    }
+    stop_and_go_on(case, command.clone()).await;
     let mut exec = case.sandbox.exec(command).await.unwrap();
     let mut shown = String::new();
     until(&mut exec, &mut shown, "> ").await;
@@ -87,6 +79,18 @@ async fn stop_and_go_on(case: &Case, command: Command) {
     until(&mut exec, &mut shown, "code 130").await;
     exec.control().close_input().await.unwrap();
     assert!(matches!(exec.ended().await.cause, Cause::Exited { .. }));
+}
+
+/// Within a line, where one Ctrl-D would only hand the line over, as well as at its beginning.
+pub async fn a_terminal_has_an_end_of_input(case: &Case) {
+    for text in ["a line\n", "half of one"] {
+        let exec = case.sandbox.exec(Command::new(["cat"]).terminal(SIZE)).await.unwrap();
+        exec.input(text.as_bytes()).await.unwrap();
+        exec.control().close_input().await.unwrap();
+        let ended = tokio::time::timeout(Duration::from_secs(10), exec.finish(100)).await;
+        let ended = ended.unwrap_or_else(|_| panic!("no end after {text:?}")).ended;
+        assert_eq!(ended.cause, Cause::Exited { code: 0 }, "{text:?}");
+    }
 }
 
 /// One that listens on a port and sends everything back, twice.

@@ -1,9 +1,10 @@
 //! Cases for backends that cap and that wall off.
 
 use super::Case;
-use crate::sandbox::Command;
+use crate::error::Kind;
 use crate::sandbox::backend::Lack;
 use crate::sandbox::exec::Cause;
+use crate::sandbox::{Command, Error};
 
 /// T6.
 pub async fn t6_memory_is_capped(case: &Case) {
@@ -70,6 +71,34 @@ pub async fn processes_are_capped(case: &Case) {
         case.sh("true").await.ended.is_success(),
         "room again when they are gone"
     );
+    if case.lacks(Lack::RefusedForksCounted) {
+        // gVisor: 200 commands at once can take its kernel down, see ADR 0013.
+        return;
+    }
+    // Many at once are started or refused for want of a process; for none is the guest lost.
+    let asked = (0..200).map(|_| case.sandbox.exec(Command::new(["sleep", "300"])));
+    let (running, refused): (Vec<_>, Vec<_>) = futures::future::join_all(asked)
+        .await
+        .into_iter()
+        .partition(Result::is_ok);
+    assert!(!running.is_empty() && !refused.is_empty(), "{} run", running.len());
+    for error in refused.into_iter().filter_map(Result::err) {
+        assert!(
+            matches!(&error, Error::NotStarted { code, .. } if code == "limit"),
+            "{error:?}"
+        );
+        assert_eq!(error.kind(), Kind::Exhausted);
+    }
+    drop(running);
+    let mut last = None;
+    for _ in 0..100 {
+        match case.sandbox.run(Command::new(["true"]), 10).await {
+            Ok(_) => return,
+            Err(error) => last = Some(error),
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    panic!("it does not live on: {last:?}");
 }
 
 pub async fn files_are_capped(case: &Case) {

@@ -8,6 +8,7 @@ const path = require('path');
 const util = require('util');
 const { pathToFileURL } = require('url');
 const { createRequire } = require('module');
+const { Writable } = require('stream');
 const inspector = require('inspector');
 
 const MARK = Buffer.from('\x1e' + ARGS[0] + ':');
@@ -25,13 +26,44 @@ const err = fs.openSync('/proc/self/fd/2', 'w');
 fs.closeSync(0);
 fs.openSync('/dev/null', 'r'); // the lowest free number: 0
 
+/** All of `data`, now; also where somebody made the pipe non-blocking. */
+const write = (fd, data) => {
+  for (let at = 0; at < data.length; ) {
+    try {
+      at += fs.writeSync(fd, data, at);
+    } catch (error) {
+      if (error.code !== 'EAGAIN') throw error;
+      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1);
+    }
+  }
+};
+/**
+ * What stands for `process.stdout` and `process.stderr`. Node's own streams keep a state between the write and its end: code that
+ * is interrupted there leaves them waiting for ever. This one has none, and nothing that was written is lost at an exit.
+ */
+const direct = (fd) => {
+  const stream = new Writable({ write: (chunk, _, done) => (write(fd, chunk), done()) });
+  const put = (chunk, encoding, done) => {
+    if (typeof encoding === 'function') [encoding, done] = [undefined, encoding];
+    write(fd, typeof chunk === 'string' ? Buffer.from(chunk, encoding) : chunk);
+    if (done) process.nextTick(done);
+    return true;
+  };
+  const stay = () => stream;
+  return Object.assign(stream, { fd, write: put, cork: stay, uncork: stay, end: stay, destroy: stay });
+};
+for (const [name, fd] of [['stdout', 1], ['stderr', 2]]) {
+  const stream = direct(fd);
+  Object.defineProperty(process, name, { configurable: true, enumerable: true, get: () => stream });
+}
+
 const send = (message, fd = out) => {
   const data = Buffer.from(JSON.stringify(message));
   for (let at = 0; ; at += PART) {
     const part = data.subarray(at, at + PART);
     const last = at + PART >= data.length;
     const head = `${(at ? 0 : 1) | (last ? 2 : 0)}${part.length.toString(16).padStart(4, '0')}`;
-    fs.writeSync(fd, Buffer.concat([MARK, Buffer.from(head), part]));
+    write(fd, Buffer.concat([MARK, Buffer.from(head), part]));
     if (last) return;
   }
 };
@@ -237,6 +269,8 @@ const cell = async ({ number, code, settings }) => {
     failure = { error };
   }
   running = null;
+  // Signals that were meant for this cell and are still under way: the second turn has looked for them.
+  if (failure?.error instanceof Interrupted) for (const _ of [1, 2]) await new Promise((resolve) => setImmediate(resolve));
   await ask('Runtime.releaseObjectGroup', { objectGroup: 'cell' });
   for (const [name, value] of Object.entries(before)) {
     if (value === undefined) delete process.env[name];
@@ -266,7 +300,8 @@ const main = async () => {
   process.argv.length = 1;
   process.on('unhandledRejection', stray);
   process.on('uncaughtException', stray);
-  process.on('SIGINT', () => running?.fail(new Interrupted('interrupted')));
+  // SIGURG for a cell that waits; SIGINT for one that does not, so that it comes here only when the cell has just begun to wait.
+  for (const signal of ['SIGURG', 'SIGINT']) process.on(signal, () => running?.fail(new Interrupted('interrupted')));
   send({ ready: { version: process.versions.node } });
   if (MODE === 'once') {
     const asked = await request();

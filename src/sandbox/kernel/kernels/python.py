@@ -5,7 +5,8 @@ standard output and standard error, between what the code itself writes there. N
 threads and subprocesses of the code can write at any time. Needs Python 3.8 and its standard library, nothing else.
 
 `ARGS` (from the start text) are the mark and the mode: `kernel`, `once` (one piece, then end) or `zygote` (forks one
-child ahead for each piece).
+child ahead for each piece). This text is what all modes need; the text of the mode follows it, as an interpreter that is
+waited for should not read what it has no use for.
 """
 import sys
 
@@ -36,7 +37,6 @@ from json import dumps, loads
 sys.path[:0] = _first
 
 MARK = b"\x1e" + ARGS[0].encode() + b":"
-MODE = ARGS[1]
 # Payload of one write: with mark and head it stays below PIPE_BUF (4096).
 PART = 4000
 MAX_TEXT = 1 << 20
@@ -381,6 +381,8 @@ class Cells:
 
     def run(self, text, name):
         lines = text.splitlines(True)
+        if lines and not lines[-1].endswith("\n"):
+            lines[-1] += "\n"  # as in a file: `traceback` counts on it where it puts its carets
         linecache.cache[name] = (len(text), None, lines, name)
         tree = ast.parse(text, name)
         last = None
@@ -426,66 +428,6 @@ def exit_code(error):
     return 1, code
 
 
-def set_environment(changes):
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    return before
-
-
-def restore_environment(before):
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-def idle(*_):
-    """SIGINT while no code runs means nothing."""
-
-
-def kernel():
-    cells, handler, process = Cells(SHOW), signal.default_int_handler, os.getpid()
-    signal.signal(signal.SIGINT, idle)
-    CHANNEL.send({"ready": {"version": sys.version.split()[0]}})
-    while True:
-        request = CHANNEL.request()
-        if request is None:
-            os._exit(0)
-        number, text, settings = request
-        before = set_environment(settings.get("env", {}))
-        error = None
-        try:
-            try:
-                open_streams()
-                signal.signal(signal.SIGINT, handler)
-                cells.run(text, "<cell %d>" % number)
-            except BaseException as caught:
-                error = caught
-            finally:
-                handler = signal.getsignal(signal.SIGINT)
-                signal.signal(signal.SIGINT, idle)
-        except KeyboardInterrupt as caught:
-            # It came between the two lines above.
-            error = caught
-            handler = signal.default_int_handler
-            signal.signal(signal.SIGINT, idle)
-        if os.getpid() != process:
-            leave_fork(error)
-        restore_environment(before)
-        try:
-            SHOW.figures()
-        except Exception as caught:
-            error = error or caught
-        flush()
-        if error is not None:
-            sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-            CHANNEL.send({"error": told(error)})
-        CHANNEL.send({"sync": number}, CHANNEL.err)
-        CHANNEL.send({"end": {"number": number, "ok": error is None, "interrupted": isinstance(error, KeyboardInterrupt)}})
-        error = None
-
-
 def leave_fork(error):
     """A fork of the code's own came to the end of the code: it ends as a program would, and says nothing to the host."""
     status = 0
@@ -498,183 +440,6 @@ def leave_fork(error):
         status = 1
     flush()
     os._exit(status)
-
-
-def join_threads():
-    """What `threading` does at the end of the interpreter, with nothing that can be done only once."""
-    for call in reversed(getattr(threading, "_threading_atexits", ())):
-        call()
-    while True:
-        others = [t for t in threading.enumerate() if t is not threading.current_thread() and not t.daemon]
-        if not others:
-            return
-        others[0].join()
-
-
-def finish_process():
-    """What Python does at its end, up to the point where nothing of the user's runs any more."""
-    for step in (join_threads, atexit._run_exitfuncs):
-        try:
-            step()
-        except BaseException as error:
-            sys.stderr.write(told(error)["traceback"])
-
-
-def one_piece(request, finish=finish_process):
-    """Runs code as `python3 -c` would, tells the end, and returns."""
-    number, text, settings = request
-    process = os.getpid()
-    os.environ.update(settings.get("env", {}))
-    SHOW.process = process
-    cells = Cells(SHOW)
-    error, status = None, 0
-    try:
-        cells.run(text, "<string>")
-    except BaseException as caught:
-        error = caught
-    if os.getpid() != process:
-        leave_fork(error)
-    if isinstance(error, SystemExit):
-        status, shown = exit_code(error)
-        if shown is not None:
-            print(shown, file=sys.stderr)
-        error = None
-    elif isinstance(error, KeyboardInterrupt):
-        status = 130
-    elif error is not None:
-        status = 1
-    try:
-        SHOW.figures()
-    except Exception as caught:
-        error, status = error or caught, status or 1
-    if error is not None:
-        flush()
-        if sys.excepthook is not sys.__excepthook__:
-            sys.excepthook(type(error), error, error.__traceback__)
-        CHANNEL.send({"error": told(error)})
-        error.__traceback__ = None
-    finish()
-    # Objects that say goodbye do it now.
-    cells.names.clear()
-    flush()
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    cpu = int((used.ru_utime + used.ru_stime) * 1e6)
-    CHANNEL.send({"sync": number}, CHANNEL.err)
-    CHANNEL.send({
-        "end": {
-            "number": number,
-            "ok": status == 0,
-            "interrupted": isinstance(error, KeyboardInterrupt),
-            "status": status,
-            "cpu_us": cpu,
-            "max_rss_bytes": used.ru_maxrss * 1024,
-        }
-    })
-    return status
-
-
-def rehearse():
-    """Runs a piece for nobody, so that the pages it takes are this process's own before it matters."""
-    global CHANNEL
-    real, streams = CHANNEL, (sys.stdout, sys.stderr)
-    null = os.open(os.devnull, os.O_RDWR)
-    CHANNEL = Channel(null, null, null)
-    SHOW.channel = CHANNEL
-    sys.stdout = open(null, "w", closefd=False)
-    names = set(vars(builtins))
-    try:
-        one_piece((0, "import os\ndef f(x):\n    return [x * i for i in range(20)]\nprint(f(3), sum(f(4)))\nf(2)", {"env": {}}), lambda: None)
-    finally:
-        sys.stdout.close()
-        CHANNEL, (sys.stdout, sys.stderr) = real, streams
-        SHOW.channel = CHANNEL
-        os.close(null)
-        linecache.cache.clear()
-        for name in set(vars(builtins)) - names:
-            delattr(builtins, name)
-
-
-def worker():
-    """The child forked ahead: waits for one piece of code, runs it, ends."""
-    os.setsid()
-    rehearse()
-    CHANNEL.send({"ready": {"version": sys.version.split()[0]}})
-    request = CHANNEL.request()
-    if request is None:
-        os._exit(NO_REQUEST)
-    os.close(CHANNEL.requests)
-    one_piece(request)
-    os._exit(0)
-
-
-def parents():
-    """Living processes and their parents, as /proc has them."""
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open("/proc/%s/stat" % name, "rb") as file:
-                    state, parent = file.read().rpartition(b")")[2].split()[:2]
-            except (OSError, ValueError):
-                continue
-            if state not in (b"Z", b"X"):
-                found[int(name)] = int(parent)
-    return found
-
-
-def end_strays():
-    """Kills what the code left behind: below this process, or orphaned and so below this exec's own agent."""
-    me, agent = os.getpid(), os.getppid()
-    for _ in range(500):
-        tree = parents()
-        strays = []
-        for pid in tree:
-            above, seen = pid, set()
-            while above not in (0, 1, agent, me) and above not in seen:
-                seen.add(above)
-                above = tree.get(above, 0)
-            if above in (agent, me) and pid not in (agent, me):
-                strays.append(pid)
-        if not strays:
-            return
-        for sign in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in strays:
-                try:
-                    os.kill(pid, sign)
-                except OSError:
-                    pass
-        # Those that were children of ours; the agent sees to its own.
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            pass
-        time.sleep(0.001)
-    # They multiply faster than they die: the end of this process is the end of all of them.
-    os._exit(1)
-
-
-def zygote():
-    """Forks one worker after the other. Runs none of the user's code itself."""
-    import collections, datetime, math, random, re, subprocess  # noqa: for the workers, so that they need not
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    gc.collect()
-    gc.freeze()
-    while True:
-        pid = os.fork()
-        if pid == 0:
-            worker()
-        status = os.waitpid(pid, 0)[1]
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == NO_REQUEST:
-            os._exit(NO_REQUEST)
-        end_strays()
-        if os.WIFSIGNALED(status):
-            end = {"signal": os.WTERMSIG(status)}
-        else:
-            end = {"status": os.WEXITSTATUS(status)}
-        CHANNEL.send({"gone": end}, CHANNEL.err)
-        CHANNEL.send({"gone": end})
 
 
 if sys.version_info < (3, 8):
@@ -691,13 +456,3 @@ os.environ.setdefault("MPLBACKEND", "agg")
 SHOW = Show(CHANNEL)
 builtins.display = SHOW.display
 sys.meta_path.insert(0, Hook(SHOW))
-if MODE == "kernel":
-    kernel()
-elif MODE == "zygote":
-    zygote()
-else:
-    CHANNEL.send({"ready": {"version": sys.version.split()[0]}})
-    piece = CHANNEL.request()
-    if piece is None:
-        os._exit(NO_REQUEST)
-    os._exit(one_piece(piece))
