@@ -145,7 +145,7 @@ impl Pool {
         let pieces = tokio_stream::StreamExt::timeout(pieces, IDLE)
             .map(move |piece| piece.map_err(late).flatten().map(io::Cursor::new));
         let mut reader = SyncIoBridge::new(StreamReader::new(Box::pin(pieces)));
-        let job = move |trees: &Trees| trees.read_tar(&mut reader as &mut dyn Read, Limits::default());
+        let job = move |trees: &Trees| trees.read_archive(&mut reader as &mut dyn Read, Limits::default());
         self.run_under(&self.streams, job).await
     }
 

@@ -5,13 +5,17 @@
 //! are read. A file that changed in the tick in which it was read is read again next time (as git does with "racily clean"
 //! entries), because a second change within that tick would leave no trace.
 
+use std::collections::HashMap;
 use std::io;
+use std::os::fd::AsFd;
 
+use super::attributes::Attributes;
 use super::batch::Batch;
 use super::error::Error;
 use super::folder::{FileType, Folder, Meta, tick};
 use super::index::{Index, Item, Known, Seen, Stamp};
 use super::limits::{Limits, Meter};
+use super::links::Links;
 use super::name::{Name, push, shown};
 use super::times::{Time, Times};
 use super::tree::{Entry, Node, Tree};
@@ -37,7 +41,7 @@ pub struct Report {
     pub bytes: u64,
     pub read_files: u64,
     pub read_bytes: u64,
-    /// Files with more than one name. Each name keeps the content; that they were one file is not kept.
+    /// Names of files with more than one name, be the others in the directory or not.
     pub hard_linked: u64,
     /// What is not in the tree: the first [`MOST_NAMED`] of them.
     pub skipped: Vec<Skipped>,
@@ -66,7 +70,7 @@ pub const MOST_NAMED: usize = 100;
 impl Trees {
     /// Stores what is in `dir`, durably before it returns. `base` is the index of the last look at this directory.
     ///
-    /// Modes lose set-id and sticky bits. Sockets, FIFOs and devices are skipped and reported.
+    /// Modes lose set-id and sticky bits; of extended attributes, those of `user.*` are kept. Sockets, FIFOs and devices are skipped and reported.
     ///
     /// # Errors
     /// [`Error::Limit`] for a tree beyond `limits`, [`Error::Unreadable`] for what may not be read, [`Error::Io`].
@@ -78,6 +82,7 @@ impl Trees {
             report: Report::default(),
             tick: tick().map_err(|e| Error::io("ask the time of", b"", e))?,
             path: Vec::new(),
+            shared: HashMap::new(),
         };
         let root = walk.folder(dir, base.map(|base| &base.root), 0)?;
         let Walk { batch, report, .. } = walk;
@@ -99,6 +104,15 @@ struct Walk {
     report: Report,
     tick: i64,
     path: Vec<u8>,
+    /// Files with several names, by device and inode.
+    shared: HashMap<(u64, u64), Shared>,
+}
+
+/// One file with several names.
+struct Shared {
+    /// As it was when it was met first.
+    seen: Seen,
+    paths: Vec<Vec<u8>>,
 }
 
 impl Walk {
@@ -120,14 +134,42 @@ impl Walk {
             self.path.truncate(before);
             items.extend(seen.map(|seen| Item { name, seen }));
         }
+        let links = if depth == 0 { self.links()? } else { None };
         if let Some(base) = base
             && base.times.is_some()
+            && base.links == links
             && same(&base.items, &items)
         {
             let (tree, times) = (base.tree, base.times);
-            return Ok(Known { tree, times, items });
+            return Ok(Known {
+                tree,
+                times,
+                links,
+                items,
+            });
         }
-        self.store(items)
+        self.store(items, links)
+    }
+
+    /// Stores which names share an inode, once all have been met.
+    fn links(&mut self) -> Result<Option<BlobId>, Error> {
+        let groups = std::mem::take(&mut self.shared);
+        let links = Links::new(groups.into_values().map(|shared| shared.paths));
+        if links.is_empty() {
+            return Ok(None);
+        }
+        self.batch.put(&links.encode()).map(Some)
+    }
+
+    /// Stores the extended attributes of an open file or directory.
+    fn attributes(&mut self, file: impl AsFd) -> Result<Option<BlobId>, Error> {
+        let found = Attributes::of(file).map_err(|e| Error::io("read the attributes of", &self.path, e))?;
+        if found.0.is_empty() {
+            return Ok(None);
+        }
+        let bytes = found.encode();
+        self.meter.file(bytes.len() as u64, &self.path)?;
+        self.batch.put(&bytes).map(Some)
     }
 
     /// Looks at one name; `None` when it is gone or has no place in a tree.
@@ -167,6 +209,7 @@ impl Walk {
             return Ok(None);
         };
         let meta = inner.meta().map_err(|e| Error::io("look at", &self.path, e))?;
+        let attributes = self.attributes(&inner)?;
         self.report.directories += 1;
         let base = match base {
             Some(Seen::Directory { inner, .. }) => Some(inner),
@@ -174,16 +217,51 @@ impl Walk {
         };
         let inner = self.folder(&inner, base, depth + 1)?;
         let Meta { mode, mtime, .. } = meta;
-        Ok(Some(Seen::Directory { mode, mtime, inner }))
+        Ok(Some(Seen::Directory {
+            mode,
+            mtime,
+            attributes,
+            inner,
+        }))
     }
 
     fn file(&mut self, folder: &Folder, name: &[u8], meta: &Meta, base: Option<&Seen>) -> Result<Option<Seen>, Error> {
-        if let Some(Seen::File { stamp, blob }) = base
+        if !meta.is_shared {
+            return self.one_file(folder, name, meta, base);
+        }
+        let key = (meta.device, meta.inode);
+        if let Some(shared) = self.shared.get_mut(&key)
+            && let Seen::File { stamp, .. } = &shared.seen
+            && stamp.is_of(meta)
+        {
+            shared.paths.push(self.path.clone());
+            let seen = shared.seen.clone();
+            self.count(meta, meta.size)?;
+            return Ok(Some(seen));
+        }
+        let seen = self.one_file(folder, name, meta, base)?;
+        if let Some(seen @ Seen::File { stamp, .. }) = &seen
+            && stamp.inode == meta.inode
+        {
+            // Changed since its first name was met: the names met from here on are a file of their own.
+            let (seen, paths) = (seen.clone(), vec![self.path.clone()]);
+            self.shared.entry(key).or_insert(Shared { seen, paths });
+        }
+        Ok(seen)
+    }
+
+    fn one_file(
+        &mut self,
+        folder: &Folder,
+        name: &[u8],
+        meta: &Meta,
+        base: Option<&Seen>,
+    ) -> Result<Option<Seen>, Error> {
+        if let Some(seen @ Seen::File { stamp, .. }) = base
             && stamp.covers(meta)
         {
             self.count(meta, meta.size)?;
-            let (stamp, blob) = (*stamp, *blob);
-            return Ok(Some(Seen::File { stamp, blob }));
+            return Ok(Some(seen.clone()));
         }
         let Some((mut file, meta)) = self.present(folder.open_file(name), "read")? else {
             return Ok(None);
@@ -196,6 +274,7 @@ impl Walk {
         if meta.size > allowance {
             self.meter.file(meta.size, &self.path)?;
         }
+        let attributes = self.attributes(&file)?;
         let stored = self.batch.put_reader(&mut file, allowance);
         let (blob, size) = stored.map_err(|e| e.at(&self.path))?;
         self.count(&meta, size)?;
@@ -204,7 +283,11 @@ impl Walk {
         // Written to while it was read: what was read is kept, and the stamp (of before) will not cover it again.
         let meta = Meta { size, ..meta };
         let stamp = Stamp::new(&meta, self.tick);
-        Ok(Some(Seen::File { stamp, blob }))
+        Ok(Some(Seen::File {
+            stamp,
+            blob,
+            attributes,
+        }))
     }
 
     fn count(&mut self, meta: &Meta, size: u64) -> Result<(), Error> {
@@ -239,7 +322,7 @@ impl Walk {
         }
     }
 
-    fn store(&mut self, items: Vec<Item>) -> Result<Known, Error> {
+    fn store(&mut self, items: Vec<Item>, links: Option<BlobId>) -> Result<Known, Error> {
         let mut entries = Vec::with_capacity(items.len());
         let mut times = Vec::with_capacity(items.len());
         for Item { name, seen } in &items {
@@ -252,12 +335,13 @@ impl Walk {
             times.push(time);
         }
         let unsound = || Error::io("keep", &self.path, io::Error::from(io::ErrorKind::InvalidData));
-        let tree = Tree::new(entries).ok_or_else(unsound)?;
+        let tree = Tree::new(entries).ok_or_else(unsound)?.with_links(links);
         let tree = self.batch.put(&tree.encode())?;
         let times = self.batch.put(&Times(times).encode())?;
         Ok(Known {
             tree: TreeId::from_bytes(*tree.as_bytes()),
             times: Some(times),
+            links,
             items,
         })
     }
@@ -267,13 +351,29 @@ impl Seen {
     /// What of it has an identity, and what has none.
     pub(super) fn split(&self) -> (Node, Time) {
         match self {
-            Self::File { stamp, blob } => {
-                let (mode, size, blob) = (stamp.mode, stamp.size, *blob);
-                (Node::File { mode, size, blob }, at(stamp.mtime, None))
+            Self::File {
+                stamp,
+                blob,
+                attributes,
+            } => {
+                let (mode, size, blob, attributes) = (stamp.mode, stamp.size, *blob, *attributes);
+                let node = Node::File {
+                    mode,
+                    size,
+                    blob,
+                    attributes,
+                };
+                (node, at(stamp.mtime, None))
             }
-            Self::Directory { mode, mtime, inner } => {
-                let (mode, tree) = (*mode, inner.tree);
-                (Node::Directory { mode, tree }, at(*mtime, inner.times))
+            Self::Directory {
+                mode,
+                mtime,
+                attributes,
+                inner,
+            } => {
+                let (mode, tree, attributes) = (*mode, inner.tree, *attributes);
+                let node = Node::Directory { mode, tree, attributes };
+                (node, at(*mtime, inner.times))
             }
             Self::Symlink { mtime, target } => {
                 let target = target.clone();
