@@ -1,7 +1,8 @@
 //! The one task that owns one sandbox: takes orders, watches its time and its life, does what the machine says.
 //!
 //! Order of things: what the next server must know is written down before it is told to anyone; the end begins with the
-//! lease withdrawn; the place is given back when nothing runs any more, before the traces are gone.
+//! lease withdrawn; it is told once every process has been killed, so that nothing runs on; the place is given back when
+//! they are gone, before the traces are.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use super::state::{Cause, Denied, Effect, End, Event, State, step};
 use super::trail::{Ids, actor};
 use crate::error::chain;
 use crate::ids::SnapshotId;
-use crate::sandbox;
+use crate::sandbox::{self, Doomed};
 use crate::workspace::Snapshot;
 
 /// Before another try to end what would not end.
@@ -441,7 +442,7 @@ impl Driver {
     }
 
     /// Ends it, and removes every trace.
-    async fn finish(self, made: Made, stop: &CancellationToken) {
+    async fn finish(mut self, made: Made, stop: &CancellationToken) {
         let Some(end) = self.state().end().cloned() else {
             return;
         };
@@ -453,12 +454,37 @@ impl Driver {
         self.member.execs.end_all(&end);
         self.member.codes.end_all(&end);
         let mut tries = 0;
-        while let Err(error) = stopped(&made).await {
-            tries += 1;
-            self.note(Event::StopFailed);
-            tracing::error!(sandbox = %self.member.id, error = %chain(&error), "it does not end");
+        let doomed = loop {
+            match doomed(&made).await {
+                Ok(doomed) => break doomed,
+                Err(error) => {
+                    tries += 1;
+                    self.note(Event::StopFailed);
+                    tracing::error!(sandbox = %self.member.id, error = %chain(&error), "it does not end");
+                }
+            }
             if stop.is_cancelled() && tries >= LAST_TRIES {
                 // The next server finds it without an owner.
+                return;
+            }
+            tokio::time::sleep(PAUSE).await;
+        };
+        let details = json!({ "cause": end.cause, "reason": end.reason });
+        let who = if end.by.is_empty() {
+            "server".to_owned()
+        } else {
+            actor(&end.by)
+        };
+        self.record(&who, "sandbox.ended", "ok", details).await;
+        self.place.leaving();
+        self.note(Event::Stopped);
+        let mut tries = 0;
+        while doomed == Doomed::Dying
+            && let Err(error) = stopped(&made).await
+        {
+            tries += 1;
+            tracing::error!(sandbox = %self.member.id, error = %chain(&error), "it is killed and not gone");
+            if stop.is_cancelled() && tries >= LAST_TRIES {
                 return;
             }
             tokio::time::sleep(PAUSE).await;
@@ -467,22 +493,14 @@ impl Driver {
         let Ok(_slot) = Arc::clone(&self.fleet.cleanups).acquire_owned().await else {
             return;
         };
-        self.note(Event::Stopped);
         let Self {
             fleet, member, place, ..
         } = self;
         drop(place);
-        let details = json!({ "cause": end.cause, "reason": end.reason });
-        let who = if end.by.is_empty() {
-            "server".to_owned()
-        } else {
-            actor(&end.by)
-        };
         let ids = Ids {
             sandbox: &member.id,
             exec: None,
         };
-        fleet.trail.put(&who, "sandbox.ended", "ok", ids, details).await;
         let mut tries = 0;
         while let Err(error) = made.clear().await {
             tries += 1;
@@ -575,7 +593,19 @@ impl Driver {
     }
 }
 
-/// Ends every process at once.
+/// Sees to it that nothing runs on.
+async fn doomed(made: &Made) -> Result<Doomed, sandbox::Error> {
+    match made.sandbox.doom().await {
+        Ok(doomed) => Ok(doomed),
+        Err(sandbox::Error::NotFound(_)) => Ok(Doomed::Ended),
+        Err(error) => {
+            tracing::debug!(sandbox = %made.sandbox.id(), error = %chain(&error), "stopping failed, destroying it");
+            made.sandbox.destroy().await.map(|()| Doomed::Ended)
+        }
+    }
+}
+
+/// Waits for the end of every process.
 async fn stopped(made: &Made) -> Result<(), sandbox::Error> {
     match made.sandbox.stop(Duration::ZERO).await {
         Ok(()) | Err(sandbox::Error::NotFound(_)) => Ok(()),
