@@ -128,12 +128,7 @@ impl Driver {
                     self.note(Event::EndAsked(end));
                 }
                 if !self.has_execs && self.state().end().is_none() {
-                    let took = take_over(&self.member, &made.sandbox, &self.fleet.trail, &self.fleet.tasks).await;
-                    if let Err(error) = took {
-                        let error = chain(&error);
-                        tracing::warn!(sandbox = %self.member.id, error, "what goes on in it cannot be attached to");
-                    }
-                    self.has_execs = true;
+                    self.take_over(&made).await;
                 }
                 self.member.activity.touch();
                 self.note(Event::Created);
@@ -324,15 +319,31 @@ impl Driver {
         if effect == Some(Effect::Thaw) {
             made.sandbox.thaw().await?;
             self.lease.paused = false;
-            self.write_lease().await?;
-            if !self.has_execs {
-                take_over(&self.member, &made.sandbox, &self.fleet.trail, &self.fleet.tasks).await?;
-                self.has_execs = true;
+            if let Err(error) = self.write_lease().await {
+                self.lease.paused = true;
+                // As it was. Where it does not stand still any more it runs, and is shown so; only the next server would freeze it.
+                if made.sandbox.freeze().await.is_err() {
+                    self.set(next);
+                }
+                return Err(error);
             }
+            // From here on it runs, whatever else comes.
             self.set(next);
+            if !self.has_execs {
+                self.take_over(made).await;
+            }
             self.record(&actor(by), "sandbox.resumed", "ok", Value::Null).await;
         }
         Ok(())
+    }
+
+    /// Goes on with what runs in it already.
+    async fn take_over(&mut self, made: &Made) {
+        if let Err(error) = take_over(&self.member, &made.sandbox, &self.fleet.trail, &self.fleet.tasks).await {
+            let error = chain(&error);
+            tracing::warn!(sandbox = %self.member.id, error, "what goes on in it cannot be attached to");
+        }
+        self.has_execs = true;
     }
 
     async fn renew(&mut self, ttl: Duration, by: &str) -> Result<(), Error> {

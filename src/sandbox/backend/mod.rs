@@ -66,6 +66,20 @@ pub enum Lack {
     CommandsWithoutEnd,
 }
 
+impl Lack {
+    /// As clients are told of it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LifeAfterOutOfMemory => "life_after_out_of_memory",
+            Self::RefusedForksCounted => "refused_forks_counted",
+            Self::AgentHidden => "agent_hidden",
+            Self::WholeStatusShown => "whole_status_shown",
+            Self::MagicLinksRefused => "magic_links_refused",
+            Self::CommandsWithoutEnd => "commands_without_end",
+        }
+    }
+}
+
 /// A sandbox that was created: enough to find it again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handle {
