@@ -18,6 +18,8 @@ pub async fn measure() -> Result<String> {
     let rounds = setting("EXUVIA_BENCH_ROUNDS", 20)?;
     let pooled = Server::start(&["--pool", &format!("{POLICY}=4..4")]).await?;
     pooled.fill().await?;
+    // What was made last is frozen by then.
+    tokio::time::sleep(IDLE).await;
     let before = cpu_of_sandboxes(&pooled)?;
     tokio::time::sleep(IDLE).await;
     let idle = cpu_of_sandboxes(&pooled)?.saturating_sub(before);

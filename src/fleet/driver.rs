@@ -17,7 +17,7 @@ use super::Error;
 use super::ask::Shape;
 use super::execs::take_over;
 use super::lease::{self, Lease};
-use super::maker::{Made, blocking};
+use super::maker::{Made, blocking, remove};
 use super::member::{Done, Member, Order, View};
 use super::quota::Place;
 use super::service::{Inner, OnShutdown, Taken, What};
@@ -489,17 +489,6 @@ impl Driver {
         self.record(&who, "sandbox.ended", "ok", details).await;
         self.place.leaving();
         self.note(Event::Stopped);
-        let mut tries = 0;
-        while doomed == Doomed::Dying
-            && let Err(error) = stopped(&made).await
-        {
-            tries += 1;
-            tracing::error!(sandbox = %self.member.id, error = %chain(&error), "it is killed and not gone");
-            if stop.is_cancelled() && tries >= LAST_TRIES {
-                return;
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
         // So that what waits to be removed cannot grow without bound, however fast places come and go.
         let Ok(_slot) = Arc::clone(&self.fleet.cleanups).acquire_owned().await else {
             return;
@@ -507,13 +496,10 @@ impl Driver {
         let Self {
             fleet, member, place, ..
         } = self;
-        drop(place);
-        let ids = Ids {
-            sandbox: &member.id,
-            exec: None,
-        };
+        // What is dying has its place until it is gone, which is the first thing that removing it waits for.
+        let dying = Some(place).filter(|_| doomed == Doomed::Dying);
         let mut tries = 0;
-        while let Err(error) = made.clear().await {
+        while let Err(error) = made.sandbox.destroy().await {
             tries += 1;
             tracing::error!(sandbox = %member.id, error = %chain(&error), "not removed yet");
             if stop.is_cancelled() && tries >= LAST_TRIES {
@@ -521,6 +507,12 @@ impl Driver {
             }
             tokio::time::sleep(PAUSE).await;
         }
+        drop(dying);
+        remove(made.directory).await;
+        let ids = Ids {
+            sandbox: &member.id,
+            exec: None,
+        };
         let destroyed = "sandbox.destroyed";
         fleet.trail.put("server", destroyed, "ok", ids, Value::Null).await;
         fleet.registry.prune(member.clock.now());
@@ -616,13 +608,3 @@ async fn doomed(made: &Made) -> Result<Doomed, sandbox::Error> {
     }
 }
 
-/// Waits for the end of every process.
-async fn stopped(made: &Made) -> Result<(), sandbox::Error> {
-    match made.sandbox.stop(Duration::ZERO).await {
-        Ok(()) | Err(sandbox::Error::NotFound(_)) => Ok(()),
-        Err(error) => {
-            tracing::debug!(sandbox = %made.sandbox.id(), error = %chain(&error), "stopping failed, destroying it");
-            made.sandbox.destroy().await
-        }
-    }
-}

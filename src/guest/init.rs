@@ -10,7 +10,7 @@
 //! init accepts, forks ─► busy ── Free, Yes ──► waits, in init's place ── accepts, Busy ──► busy
 //!                            └── Free, No, or not fit for another ──► ends
 //! ```
-//! While none waits, init looks for connections.
+//! While none waits, init looks for connections; in a quiet moment it makes one that waits.
 
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -35,6 +35,9 @@ use crate::wire;
 
 /// CAP_KILL, CAP_SETGID, CAP_SETUID: to become the program's user, and to end it.
 const KEPT_CAPABILITIES: u64 = 1 << 5 | 1 << 6 | 1 << 7;
+
+/// After so many ms without anything to do, a shim is made that waits, where none does.
+const QUIET: u16 = 50;
 
 /// Serves connections from `source` until SIGTERM.
 pub fn run(source: Source) -> io::Result<()> {
@@ -193,6 +196,7 @@ struct Init {
 
 impl Init {
     fn serve(mut self) -> io::Result<()> {
+        let mut is_tired = false;
         loop {
             let (Listener::Socket(listener) | Listener::Handoff(listener)) = &self.listener else {
                 self.end();
@@ -213,8 +217,17 @@ impl Init {
                     pids.push(*pid);
                 }
             }
-            match poll(&mut fds, PollTimeout::NONE) {
-                Ok(_) | Err(Errno::EINTR) => {}
+            // Where connections come through the mux, a fork costs too much to be made for one that may not come.
+            let makes_one = self.waiting.is_none() && matches!(self.listener, Listener::Socket(_)) && !is_tired;
+            let timeout = if makes_one { PollTimeout::from(QUIET) } else { PollTimeout::NONE };
+            match poll(&mut fds, timeout) {
+                Ok(0) => {
+                    self.waiting = self.fork(None).ok();
+                    // Out of processes: not again before something has happened.
+                    is_tired = self.waiting.is_none();
+                    continue;
+                }
+                Ok(_) | Err(Errno::EINTR) => is_tired = false,
                 Err(error) => return Err(error.into()),
             }
             let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(true);
@@ -296,18 +309,24 @@ impl Init {
                 return Ok(());
             }
         };
+        if let Err((errno, Some(connection))) = self.fork(Some(connection)) {
+            refuse(connection, errno);
+        }
+        Ok(())
+    }
+
+    /// Forks a shim for a connection, or for the next that comes.
+    fn fork(&mut self, connection: Option<UnixStream>) -> Result<Pid, (Errno, Option<UnixStream>)> {
         let (ours, theirs) = match Leash::pair() {
             Ok(pair) => pair,
-            Err(errno) => {
-                refuse(connection, errno);
-                return Ok(());
-            }
+            Err(errno) => return Err((errno, connection)),
         };
         match sys::fork() {
             Ok(ForkResult::Child) => {
                 // A descriptor of its own: under gVisor this one goes on telling of init's signals.
                 let result = signals().and_then(|signals| {
-                    let mut kept = vec![connection.as_raw_fd(), theirs.as_raw_fd(), signals.as_fd().as_raw_fd()];
+                    let mut kept = vec![theirs.as_raw_fd(), signals.as_fd().as_raw_fd()];
+                    kept.extend(connection.as_ref().map(AsRawFd::as_raw_fd));
                     kept.extend(self.listener.number());
                     close_others(kept)?;
                     shim::run_all(connection, &signals, &theirs, &self.listener)
@@ -316,10 +335,10 @@ impl Init {
             }
             Ok(ForkResult::Parent { child }) => {
                 self.shims.insert(child, Some(ours));
+                Ok(child)
             }
-            Err(errno) => refuse(connection, errno),
+            Err(errno) => Err((errno, connection)),
         }
-        Ok(())
     }
 
     /// Asks everything to end, and waits for that; whoever sent SIGTERM kills this process when it takes too long.

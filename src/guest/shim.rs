@@ -24,14 +24,29 @@ pub enum Fit {
     ForNone,
 }
 
-/// Serves one connection and, as long as init has it so, those that come after it.
+/// Serves one connection, the next that comes where there is none yet, and, as long as init has it so, those after it.
 pub fn run_all(
-    mut connection: UnixStream,
+    first: Option<UnixStream>,
     signals: &SignalFd,
     leash: &Leash,
     listener: &Listener,
 ) -> io::Result<()> {
+    let mut here = first;
     loop {
+        let connection = match here.take() {
+            Some(connection) => connection,
+            None => {
+                // SIGTERM just ends this process.
+                let mut term = SigSet::empty();
+                term.add(Signal::SIGTERM);
+                term.thread_unblock()?;
+                let Some(connection) = listener.next()? else {
+                    return Ok(());
+                };
+                leash.send(Tag::Busy, &[], &[], None, Patience::Wait)?;
+                connection
+            }
+        };
         if run(connection, signals, Some(leash))? == Fit::ForNone {
             return Ok(());
         }
@@ -39,13 +54,6 @@ pub fn run_all(
         if answer.is_none_or(|(tag, _)| tag != Tag::Yes) {
             return Ok(());
         }
-        // SIGTERM just ends this process.
-        let mut term = SigSet::empty();
-        term.add(Signal::SIGTERM);
-        term.thread_unblock()?;
-        let Some(next) = listener.next()? else { return Ok(()) };
-        connection = next;
-        leash.send(Tag::Busy, &[], &[], None, Patience::Wait)?;
     }
 }
 
