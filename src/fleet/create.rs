@@ -143,6 +143,8 @@ pub(super) fn lacks(able: &Capabilities, isolation: Isolation) -> Vec<String> {
     if !able.freeze {
         lacks.push("pause".to_owned());
     }
+    let of_isolation = able.lacks.iter().filter(|(of, _)| *of == isolation);
+    lacks.extend(of_isolation.map(|(_, lack)| lack.name().to_owned()));
     lacks
 }
 

@@ -401,7 +401,11 @@ impl Fleet {
         if !(0..=64).contains(&signal) {
             return Err(Error::Invalid(format!("`signal`: there is no signal {signal}")));
         }
-        let entry = self.find_exec(id, exec)?;
+        self.signal_entry(id, &*self.find_exec(id, exec)?, signal, to, by).await
+    }
+
+    /// As [`Self::signal`], to a command that the caller has already.
+    pub async fn signal_entry(&self, id: &str, entry: &Entry, signal: i32, to: Aim, by: &str) -> Result<(), Error> {
         let ended = || Error::ExecEnded(entry.id.clone());
         if entry.log.finish().is_some() {
             return Err(ended());
@@ -415,7 +419,7 @@ impl Fleet {
             let sandbox = self.get(id)?.id;
             let ids = Ids {
                 sandbox: &sandbox,
-                exec: Some(exec),
+                exec: Some(entry.id.as_str()),
             };
             let details = json!({ "signal": signal });
             self.0.trail.put(&actor(by), "exec.signalled", "ok", ids, details).await;

@@ -219,7 +219,7 @@ impl Plan {
             fault("cwd_not_found", message, Some(errno))
         })?;
         sys::close_range(3, u32::MAX, true).map_err(internal("close descriptors"))?;
-        sys::reset_signals().map_err(|_| internal("reset signals")(Errno::last()))?;
+        sys::hear_all_signals().map_err(internal("reset signals"))?;
         sys::install_filter(&self.filter).map_err(internal("install the seccomp filter"))
     }
 

@@ -11,21 +11,66 @@ use prost::Message;
 
 use super::child::{Plan, fault};
 use super::leash::{Leash, MAX, MAX_ID, Patience, Tag};
+use super::init::Listener;
 use super::session::{Facts, Session, answer, no_such_exec};
 use super::{dial, sys};
 use crate::wire::{self, Fault, event, request};
 
+/// Whether a shim is as it was before its connection came.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Fit {
+    ForAnother,
+    /// It is known to init under an id, or has kept output.
+    ForNone,
+}
+
+/// Serves one connection, the next that comes where there is none yet, and, as long as init has it so, those after it.
+pub fn run_all(
+    first: Option<UnixStream>,
+    signals: &SignalFd,
+    leash: &Leash,
+    listener: &Listener,
+) -> io::Result<()> {
+    let mut here = first;
+    loop {
+        let connection = match here.take() {
+            Some(connection) => connection,
+            None => {
+                // SIGTERM just ends this process.
+                let mut term = SigSet::empty();
+                term.add(Signal::SIGTERM);
+                term.thread_unblock()?;
+                let Some(connection) = listener.next()? else {
+                    return Ok(());
+                };
+                leash.send(Tag::Busy, &[], &[], None, Patience::Wait)?;
+                connection
+            }
+        };
+        if run(connection, signals, Some(leash))? == Fit::ForNone {
+            return Ok(());
+        }
+        let answer = ask(leash, Tag::Free, "", &[], None)?;
+        if answer.is_none_or(|(tag, _)| tag != Tag::Yes) {
+            return Ok(());
+        }
+    }
+}
+
 /// Serves one connection to its end. Without a leash, which is without init, there are no detachable execs.
-pub fn run(mut connection: UnixStream, signals: &SignalFd, leash: Option<&Leash>) -> io::Result<()> {
+pub fn run(mut connection: UnixStream, signals: &SignalFd, leash: Option<&Leash>) -> io::Result<Fit> {
     prctl::set_child_subreaper(true)?;
     // Until there is a tree to see to, SIGTERM just ends this process.
     let mut term = SigSet::empty();
     term.add(Signal::SIGTERM);
     term.thread_unblock()?;
     let Some(request) = wire::read_request(&mut connection)? else {
-        return Ok(());
+        return Ok(Fit::ForAnother);
     };
     term.thread_block()?;
+    let leaves_traces =
+        matches!(&request.kind, Some(request::Kind::Exec(exec)) if exec.detachable || exec.drop_oldest);
+    let fit = if leaves_traces { Fit::ForNone } else { Fit::ForAnother };
     match request.generation {
         wire::GENERATION => serve(connection, request, signals, leash),
         other => {
@@ -33,6 +78,7 @@ pub fn run(mut connection: UnixStream, signals: &SignalFd, leash: Option<&Leash>
             answer(&mut connection, event::Kind::Fault(fault("generation", message, None)))
         }
     }
+    .map(|()| fit)
 }
 
 fn serve(

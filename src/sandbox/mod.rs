@@ -25,7 +25,7 @@ pub mod strays;
 pub mod verify;
 pub mod walls;
 
-pub use backend::{Backend, Capabilities, Handle, Owned};
+pub use backend::{Backend, Capabilities, Doomed, Handle, Owned};
 pub use exec::{
     Background, Captured, Cause, Command, Control, EndReason, Ended, Exec, ExecInfo, Finished, Offsets, Output,
     Overflow, Piece, Stdin, Tell, TerminalSize,
@@ -33,7 +33,7 @@ pub use exec::{
 pub use files::Files;
 pub use life::Life;
 pub use session::Sandbox;
-pub use spec::{BackendName, Identity, ImageRef, InvalidImage, Isolation, Limits, Mount, RESERVED, Spec, Usage};
+pub use spec::{BackendName, Identity, ImageRef, InvalidImage, Isolation, Limits, Losses, Mount, RESERVED, Spec, Usage};
 
 use crate::error::Kind;
 use crate::ids::{ExecId, SandboxId};

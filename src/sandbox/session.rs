@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::backend::Still;
+use super::backend::{Doomed, Still};
 use super::exec::{self, Background, Counters, EndReason, ExecInfo, GRACE, Offsets, Overflow, Place, Stdin, Tell};
 use super::files::Files;
 use super::{Backend, Command, Error, Exec, Finished, Handle, Identity, Isolation, Life, Limits, Spec, Usage};
@@ -198,6 +198,11 @@ impl Sandbox {
 
     pub fn spec(&self) -> &Spec {
         &self.spec
+    }
+
+    /// Sees to it that nothing in it runs on (see [`Backend::doom`]).
+    pub async fn doom(&self) -> Result<Doomed, Error> {
+        self.place.backend.doom(&self.place.sandbox).await
     }
 
     /// Ends every process, asking first where `grace` allows; its files stay until [`Sandbox::destroy`].

@@ -28,7 +28,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::net::UnixStream;
 
-use super::{BackendName, Error, Identity, Isolation, Life, Spec, Usage};
+use super::{BackendName, Error, Identity, Isolation, Life, Losses, Spec, Usage};
 use crate::ids::SandboxId;
 
 /// What a backend on this host can do; optional powers are data, not more methods.
@@ -66,6 +66,20 @@ pub enum Lack {
     CommandsWithoutEnd,
 }
 
+impl Lack {
+    /// As clients are told of it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LifeAfterOutOfMemory => "life_after_out_of_memory",
+            Self::RefusedForksCounted => "refused_forks_counted",
+            Self::AgentHidden => "agent_hidden",
+            Self::WholeStatusShown => "whole_status_shown",
+            Self::MagicLinksRefused => "magic_links_refused",
+            Self::CommandsWithoutEnd => "commands_without_end",
+        }
+    }
+}
+
 /// A sandbox that was created: enough to find it again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handle {
@@ -95,6 +109,15 @@ pub trait Backend: Send + Sync + Debug {
     async fn freeze(&self, sandbox: &Handle, frozen: bool) -> Result<(), Error>;
     /// Counters of the whole sandbox.
     async fn usage(&self, sandbox: &Handle) -> Result<Usage, Error>;
+    /// What its processes were refused so far: asked for before and after each command, so it is to cost little.
+    async fn losses(&self, sandbox: &Handle) -> Result<Losses, Error> {
+        Ok(self.usage(sandbox).await?.into())
+    }
+    /// Sees to it that nothing in it runs on, nor begins to; whether all have ended by then. Where they have not, [`Self::stop`]
+    /// waits for that.
+    async fn doom(&self, sandbox: &Handle) -> Result<Doomed, Error> {
+        self.stop(sandbox, Duration::ZERO).await.map(|()| Doomed::Ended)
+    }
     /// Asks the guest to end everything, and ends it after `grace`. The sandbox's files stay until `destroy`.
     async fn stop(&self, sandbox: &Handle, grace: Duration) -> Result<(), Error>;
     async fn destroy(&self, sandbox: &SandboxId) -> Result<(), Error>;
@@ -117,6 +140,14 @@ pub trait Backend: Send + Sync + Debug {
     async fn adopt(&self, sandbox: &SandboxId) -> Result<Handle, Error>;
     /// What tells when the sandbox's first process has ended, and with it all others.
     async fn life(&self, sandbox: &Handle) -> Result<Life, Error>;
+}
+
+/// How far the end of a sandbox in which nothing runs any more has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doomed {
+    /// Every process has been killed; the kernel still takes some of them apart.
+    Dying,
+    Ended,
 }
 
 /// A sandbox that stands still since its checkpoint, and goes on when this is dropped.

@@ -1,6 +1,6 @@
 //! The group of one sandbox: what is in it, freezing it, ending it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fmt, fs, io, thread};
@@ -145,6 +145,41 @@ impl Group {
             self.kill_one(pid);
         }
         self.thaw()
+    }
+
+    /// Sends SIGKILL to everything inside, until nothing is left that has not got it. What has got it runs no further
+    /// instruction of its own and forks no more, so nothing begins either; frozen, it dies once it is thawed. Does not wait.
+    pub fn doom(&self) -> Result<(), Error> {
+        if self.version == Version::V2 {
+            return self.kill();
+        }
+        let started = Instant::now();
+        let mut killed = BTreeSet::new();
+        loop {
+            let fresh: Vec<i32> = self.pids_of_one()?.into_iter().filter(|pid| killed.insert(*pid)).collect();
+            if fresh.is_empty() {
+                return self.thaw();
+            }
+            for pid in fresh {
+                self.kill_one(pid);
+            }
+            if started.elapsed() > DEADLINE {
+                return Err(Error::Late {
+                    path: self.file(Controller::Pids, ""),
+                    what: "kill",
+                    deadline: DEADLINE,
+                });
+            }
+        }
+    }
+
+    /// As [`Self::pids`], from one hierarchy alone: of what has entered all of them.
+    fn pids_of_one(&self) -> Result<Vec<i32>, Error> {
+        match read(&self.file(Controller::Pids, "cgroup.procs")) {
+            Ok(text) => Ok(text.lines().filter_map(|line| line.parse().ok()).collect()),
+            Err(error) if error.is_gone() => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Lets what was killed while it was frozen die. Does not wait.

@@ -35,8 +35,9 @@ const SLACK: Duration = Duration::from_secs(5);
 const START: Duration = Duration::from_secs(30);
 /// Chunks of output ([`wire::CHUNK`] each at most) that wait for whoever takes them.
 const QUEUE: usize = 8;
-/// What is read from the guest at once.
+/// What is read from the guest at once: little at first, all of this once it has much to say.
 const READ: usize = 256 << 10;
+const FIRST_READ: usize = 16 << 10;
 /// A piece that is smaller gets memory of its own: it shall not hold on to all that was read with it.
 const SMALL: usize = 4 << 10;
 
@@ -65,7 +66,7 @@ pub(in crate::sandbox) async fn start(
     exec.id = id.to_string();
     let counted = async {
         match counters {
-            Counters::Read => Some(place.backend.usage(&place.sandbox).await.map(Before::from)),
+            Counters::Read => Some(place.backend.losses(&place.sandbox).await.map(Before)),
             Counters::Spare => None,
         }
     };
@@ -118,7 +119,7 @@ pub(in crate::sandbox) async fn attach(place: Place, id: ExecId, from: Offsets) 
     // What the guest says of the beginning is not checked by anything; it can but blur what is known of the end.
     let before = match Before::from_note(&said.note) {
         Some(before) => Ok(before),
-        None => place.backend.usage(&place.sandbox).await.map(Before::from),
+        None => place.backend.losses(&place.sandbox).await.map(Before),
     };
     let now = Instant::now();
     let conversation = Conversation {
@@ -397,6 +398,7 @@ impl Listener<'_> {
         let Conversation { judge, grace, .. } = self.conversation;
         let mut deadline = judge.limit.map(|limit| judge.begun + limit + *grace + SLACK);
         let mut killing = false;
+        let mut room = FIRST_READ;
         let soon = |deadline: Option<Instant>| {
             let soon = Instant::now() + *grace + SLACK;
             Some(deadline.map_or(soon, |at| at.min(soon)))
@@ -412,13 +414,16 @@ impl Listener<'_> {
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     return Err("its guest did not end the command in time".to_owned());
                 }
-                event = read_event(&mut reader, &mut buffer, READ) => event.map_err(|error| error.to_string())?,
+                event = read_event(&mut reader, &mut buffer, room) => event.map_err(|error| error.to_string())?,
             };
             let Some(event) = event else {
                 return Err("its guest hung up while the command ran".to_owned());
             };
             match event.kind {
                 Some(event::Kind::Output(said)) => {
+                    if said.data.len() >= FIRST_READ / 2 {
+                        room = READ;
+                    }
                     let chunk = self.output(said)?;
                     let waiting = Instant::now();
                     let mut sending = pin!(output.send(chunk));

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{Cause, EndReason, Ended, Pressure};
 use crate::error::chain;
-use crate::sandbox::{Backend, Error, Handle, Usage};
+use crate::sandbox::{Backend, Error, Handle, Losses};
 use crate::wire::{self, ended};
 
 /// Where a command runs.
@@ -30,34 +30,22 @@ impl Place {
     }
 }
 
-/// Counters that only grow, as they stood when the exec began.
+/// The counters as they stood when the exec began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Before {
-    oom_kills: u64,
-    forks_refused: u64,
-}
-
-impl From<Usage> for Before {
-    fn from(usage: Usage) -> Self {
-        Self {
-            oom_kills: usage.oom_kills,
-            forks_refused: usage.pids_refused,
-        }
-    }
-}
+pub(super) struct Before(pub Losses);
 
 impl Before {
     /// For the guest to keep, as another server may hear of the end.
     pub fn note(self) -> Vec<u8> {
-        [self.oom_kills.to_le_bytes(), self.forks_refused.to_le_bytes()].concat()
+        [self.0.oom_kills.to_le_bytes(), self.0.pids_refused.to_le_bytes()].concat()
     }
 
     pub fn from_note(note: &[u8]) -> Option<Self> {
         let (oom_kills, rest) = note.split_first_chunk::<8>()?;
-        Some(Self {
+        Some(Self(Losses {
             oom_kills: u64::from_le_bytes(*oom_kills),
-            forks_refused: u64::from_le_bytes(*rest.first_chunk()?),
-        })
+            pids_refused: u64::from_le_bytes(*rest.first_chunk()?),
+        }))
     }
 }
 
@@ -168,16 +156,26 @@ impl Judge {
         let before = match &self.before {
             None => return Since::default(),
             Some(Err(error)) => return unread(error),
-            Some(Ok(before)) => before,
+            Some(Ok(Before(before))) => before,
         };
-        match self.place.backend.usage(&self.place.sandbox).await {
-            Err(error) => unread(&error),
-            Ok(after) => Since {
-                oom_kills: after.oom_kills.saturating_sub(before.oom_kills),
-                forks_refused: after.pids_refused.saturating_sub(before.forks_refused),
-                peak_bytes: after.memory_peak_bytes,
-                unknown: None,
+        let Place { backend, sandbox, .. } = &self.place;
+        let after = match backend.losses(sandbox).await {
+            Err(error) => return unread(&error),
+            Ok(after) => after,
+        };
+        let oom_kills = after.oom_kills.saturating_sub(before.oom_kills);
+        let peak_bytes = match oom_kills {
+            0 => 0,
+            _ => match backend.usage(sandbox).await {
+                Err(error) => return unread(&error),
+                Ok(usage) => usage.memory_peak_bytes,
             },
+        };
+        Since {
+            oom_kills,
+            forks_refused: after.pids_refused.saturating_sub(before.pids_refused),
+            peak_bytes,
+            unknown: None,
         }
     }
 }

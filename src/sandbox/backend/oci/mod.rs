@@ -39,11 +39,11 @@ use tokio::net::UnixStream;
 
 pub use record::FILE as RECORD;
 
-use super::{Backend, Capabilities, Handle, Owned, Still, guest_file, gvisor};
+use super::{Backend, Capabilities, Doomed, Handle, Owned, Still, guest_file, gvisor};
 use crate::ids::SandboxId;
 use crate::process::Process;
 use crate::sandbox::cgroup::{self, Hierarchies};
-use crate::sandbox::{BackendName, Error, Identity, Isolation, Life, Spec, Usage};
+use crate::sandbox::{BackendName, Error, Identity, Isolation, Life, Losses, Spec, Usage};
 
 /// Containers by the forge. Cheap to clone; all state is on disk and in the kernel.
 ///
@@ -140,6 +140,14 @@ impl Shared {
         self.hierarchies.group(id.as_str())
     }
 
+    /// Why its counters cannot be read. Only where something is wrong is it asked whether there is such a sandbox.
+    fn uncounted(&self, id: &SandboxId, error: &cgroup::Error) -> Error {
+        match self.record(id) {
+            Ok(_) => Error::caused("read the counters of", id, error),
+            Err(gone) => gone,
+        }
+    }
+
     /// The record of a sandbox that exists.
     fn record(&self, id: &SandboxId) -> Result<record::Record, Error> {
         record::read(&self.dir(id)).ok_or_else(|| Error::NotFound(id.clone()))
@@ -225,13 +233,23 @@ impl Backend for Oci {
 
     async fn usage(&self, sandbox: &Handle) -> Result<Usage, Error> {
         let id = &sandbox.id;
-        self.shared.group(id).usage().map_err(|error| {
-            // Only where something is wrong is it asked whether there is such a sandbox.
-            match self.shared.record(id) {
-                Ok(_) => Error::caused("read the counters of", id, &error),
-                Err(gone) => gone,
-            }
-        })
+        self.shared
+            .group(id)
+            .usage()
+            .map_err(|error| self.shared.uncounted(id, &error))
+    }
+
+    async fn losses(&self, sandbox: &Handle) -> Result<Losses, Error> {
+        let id = &sandbox.id;
+        self.shared
+            .group(id)
+            .losses()
+            .map_err(|error| self.shared.uncounted(id, &error))
+    }
+
+    /// Signals alone: less than the way to a thread that may wait, and back.
+    async fn doom(&self, sandbox: &Handle) -> Result<Doomed, Error> {
+        ruin::doom(&self.shared, &sandbox.id)
     }
 
     async fn stop(&self, sandbox: &Handle, grace: Duration) -> Result<(), Error> {
