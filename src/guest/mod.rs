@@ -10,11 +10,13 @@
 //! The agent is uid 0 of its (user) namespace with `CAP_SETUID`, `CAP_SETGID` and `CAP_KILL`; programs are another uid
 //! with nothing. It is compiled for the host too, so that the host's tests and lints see it; the host itself uses `files`.
 
+mod cast;
 mod child;
 mod dial;
 pub mod files;
 mod init;
 mod leash;
+pub(crate) mod maps;
 mod mux;
 mod outbox;
 mod register;

@@ -109,6 +109,13 @@ pub trait Backend: Send + Sync + Debug {
     async fn restore(&self, spec: &Spec, _dir: &Path) -> Result<Handle, Error> {
         Err(no_snapshots(&spec.id))
     }
+    /// The number that the host has for a process of the sandbox, which is `pid` inside.
+    async fn process(&self, sandbox: &Handle, _pid: u32) -> Result<i32, Error> {
+        Err(Error::Unsupported {
+            wanted: format!("a process of sandbox `{}`", sandbox.id),
+            missing: "only containers of the `oci` backend have processes that the host can read".to_owned(),
+        })
+    }
     async fn list_owned(&self) -> Result<Vec<Owned>, Error>;
     /// Takes over a sandbox of this data directory whose owner is dead: from now on this process owns it.
     ///

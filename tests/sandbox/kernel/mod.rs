@@ -4,6 +4,7 @@ mod bash;
 mod hostile;
 mod life;
 mod node;
+mod nursery;
 mod python;
 mod warm;
 
