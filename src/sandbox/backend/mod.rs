@@ -42,6 +42,8 @@ pub struct Capabilities {
     pub freeze: bool,
     /// The isolation levels whose sandboxes can be checkpointed and restored with their memory.
     pub memory_snapshot: Vec<Isolation>,
+    /// The isolation levels in whose sandboxes processes can be taken, and cast ([`Sandbox::cast`](super::Sandbox::cast)).
+    pub moulds: Vec<Isolation>,
     /// What sandboxes of an isolation level do not give that others do.
     pub lacks: Vec<(Isolation, Lack)>,
 }

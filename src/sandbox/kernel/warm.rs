@@ -31,6 +31,8 @@ use crate::sandbox::{Cause, Sandbox};
 const COOL: Duration = Duration::from_secs(10);
 /// Interpreters started because no lane waited, at once.
 const MAX_COLD: usize = 32;
+/// A sandbox that has run one piece is likely to end: so long nothing is cast for a second one, which is cast when it comes.
+const LULL: Duration = Duration::from_millis(30);
 /// Between two tries to start a lane, and how often in a row it may fail.
 const RETRY: Duration = Duration::from_secs(1);
 const TRIES: u32 = 5;
@@ -250,8 +252,13 @@ async fn lane(shared: Arc<Shared>, mut first: Option<Link>, mut ready: Option<on
                 }
             };
             number += 1;
+            let is_first_cast = number == 1 && link.mode() == Mode::Cast;
             match serve(&shared, link, job, number, oom_kills).await {
                 Some(again) => link = again,
+                None if is_first_cast => {
+                    sleep(LULL).await;
+                    break;
+                }
                 None => break,
             }
         }

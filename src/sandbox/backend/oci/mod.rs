@@ -156,6 +156,7 @@ impl Backend for Oci {
             user_namespace: true,
             freeze: true,
             memory_snapshot: gvisor.into_iter().collect(),
+            moulds: vec![Isolation::Container],
             lacks: gvisor::LACKS.map(|lack| (Isolation::Gvisor, lack)).into(),
         }
     }
