@@ -112,7 +112,10 @@ impl Nursery {
     /// Where the mould is or will be; whether that is new.
     fn bed(&self, seed: &Seed) -> (Bed, bool) {
         let mut beds = self.beds.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = beds.iter().position(|bed| bed.seed == *seed).and_then(|at| beds.remove(at));
+        let found = beds
+            .iter()
+            .position(|bed| bed.seed == *seed)
+            .and_then(|at| beds.remove(at));
         let before = match found {
             Some(bed) if bed.sown.elapsed() < OLDEST => {
                 beds.push_front(bed.clone());

@@ -153,11 +153,19 @@ fn check(mould: &Mould, own: &[Region]) -> Result<(), Unfit> {
     }
     for target in &mould.kernel_regions {
         let taken = |other: &Region| overlap(&range(target), &range(other)) && range(target) != range(other);
-        if own.iter().any(taken) || mould.regions.iter().any(|region| overlap(&range(target), &range(region))) {
+        if own.iter().any(taken)
+            || mould
+                .regions
+                .iter()
+                .any(|region| overlap(&range(target), &range(region)))
+        {
             return Err(Unfit::new("the kernel's own pages are in the way"));
         }
     }
-    match own.iter().any(|own| mould.regions.iter().any(|region| overlap(&range(own), &range(region)))) {
+    match own
+        .iter()
+        .any(|own| mould.regions.iter().any(|region| overlap(&range(own), &range(region))))
+    {
         true => Err(Unfit::new("the kernel's own pages are in the way")),
         false => Ok(()),
     }
@@ -242,7 +250,10 @@ impl Script {
         for (own, target) in own.iter().zip(&mould.kernel_regions) {
             if own.start != target.start {
                 let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
-                self.must(libc::SYS_mremap, [own.start, own.length, own.length, flags, target.start]);
+                self.must(
+                    libc::SYS_mremap,
+                    [own.start, own.length, own.length, flags, target.start],
+                );
             }
         }
         for region in &mould.regions {
@@ -255,16 +266,27 @@ impl Script {
             let (flags, descriptor) = (flags as u64, descriptor as u64);
             self.must(
                 libc::SYS_mmap,
-                [start, length, protection, flags, descriptor, region.offset.unwrap_or_default()],
+                [
+                    start,
+                    length,
+                    protection,
+                    flags,
+                    descriptor,
+                    region.offset.unwrap_or_default(),
+                ],
             );
         }
         // What only others look at may fail: a kernel can be without it.
-        self.must(libc::SYS_prctl, [PR_SET_MM, PR_SET_MM_MAP, at(layout), size_of::<Layout>() as u64]);
+        self.must(
+            libc::SYS_prctl,
+            [PR_SET_MM, PR_SET_MM_MAP, at(layout), size_of::<Layout>() as u64],
+        );
         self.call(libc::SYS_prctl, [libc::PR_SET_NAME as u64, at(name)], false);
         self.must(libc::SYS_arch_prctl, [ARCH_SET_FS, mould.fs_base]);
         self.must(libc::SYS_arch_prctl, [ARCH_SET_GS, mould.gs_base]);
         if mould.thread_id_address != 0 {
-            self.call(libc::SYS_set_tid_address, [mould.thread_id_address], true).store = mould.thread_id_address;
+            self.call(libc::SYS_set_tid_address, [mould.thread_id_address], true)
+                .store = mould.thread_id_address;
         }
         if let Some(rseq) = &mould.rseq {
             let (length, signature) = (rseq.length.into(), rseq.signature.into());
@@ -273,7 +295,10 @@ impl Script {
         // As after an execve: nothing of the guest is in this memory any more.
         self.must(libc::SYS_prctl, [libc::PR_SET_DUMPABLE as u64, 1]);
         self.must(libc::SYS_close_range, [3, u64::from(u32::MAX), 0]);
-        self.must(libc::SYS_seccomp, [u64::from(libc::SECCOMP_SET_MODE_FILTER), 0, at(program)]);
+        self.must(
+            libc::SYS_seccomp,
+            [u64::from(libc::SECCOMP_SET_MODE_FILTER), 0, at(program)],
+        );
         self.call(LAST as libc::c_long, [], false);
         let calls = self.write(place, length)?;
         Ok(Cast {
@@ -286,7 +311,10 @@ impl Script {
 
     /// struct prctl_mm_map
     fn layout(&mut self, mould: &Mould) -> Result<At, Unfit> {
-        let layout = mould.layout.as_ref().ok_or_else(|| Unfit::new("the mould makes no sense"))?;
+        let layout = mould
+            .layout
+            .as_ref()
+            .ok_or_else(|| Unfit::new("the mould makes no sense"))?;
         let map: Layout = [
             layout.start_code,
             layout.end_code,

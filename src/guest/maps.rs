@@ -29,9 +29,17 @@ fn mapping(line: &str) -> Option<Mapping> {
     let number = |text| u64::from_str_radix(text, 16).ok();
     let flags = fields.next()?.as_bytes();
     let name = fields.nth(3).unwrap_or_default().trim_start();
-    let bits = [(b'r', libc::PROT_READ), (b'w', libc::PROT_WRITE), (b'x', libc::PROT_EXEC)];
+    let bits = [
+        (b'r', libc::PROT_READ),
+        (b'w', libc::PROT_WRITE),
+        (b'x', libc::PROT_EXEC),
+    ];
     let protection = bits.iter().enumerate().try_fold(0, |all, (at, (letter, bit))| {
-        Some(if flags.get(at)? == letter { all | *bit as u32 } else { all })
+        Some(if flags.get(at)? == letter {
+            all | *bit as u32
+        } else {
+            all
+        })
     })?;
     Some(Mapping {
         range: number(start)?..number(end)?,
@@ -68,6 +76,11 @@ mod tests {
         for bad in ["x", "1-2", "1-2 rw", "1-z rw-p 0 0 0"] {
             parse(bad).unwrap_err();
         }
-        assert!(parse(&std::fs::read_to_string("/proc/self/maps").unwrap()).unwrap().iter().any(|one| is_of_the_kernel(&one.name)));
+        assert!(
+            parse(&std::fs::read_to_string("/proc/self/maps").unwrap())
+                .unwrap()
+                .iter()
+                .any(|one| is_of_the_kernel(&one.name))
+        );
     }
 }

@@ -258,7 +258,15 @@ impl Sandbox {
             timeout_ms: limit.map_or(0, |limit| limit.as_millis() as u64),
             ..self.bare_exec(self.directory(None))
         };
-        exec::start(self.place.clone(), ExecId::random(), exec, Stdin::Open, Counters::Spare, None).await
+        exec::start(
+            self.place.clone(),
+            ExecId::random(),
+            exec,
+            Stdin::Open,
+            Counters::Spare,
+            None,
+        )
+        .await
     }
 
     /// Where the range of users that programs may be begins.

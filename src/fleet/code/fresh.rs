@@ -8,9 +8,9 @@ use tokio::sync::OnceCell;
 
 use crate::fleet::maker::blocking;
 use crate::fleet::nursery::Nursery;
+use crate::sandbox::kernel::{Error, Fresh, Language, Warm, WarmOptions};
 use crate::sandbox::mould::Mould;
 use crate::sandbox::{BackendName, Sandbox, image};
-use crate::sandbox::kernel::{Error, Fresh, Language, Warm, WarmOptions};
 
 type Cell = Arc<OnceCell<Warm>>;
 

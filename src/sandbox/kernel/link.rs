@@ -60,7 +60,12 @@ impl Link {
     ///
     /// # Errors
     /// [`Error::NotCast`] when that does not work here, and those of the sandbox.
-    pub(super) async fn cast(sandbox: &Sandbox, language: Language, setting: &Setting, mould: &Mould) -> Result<Self, Error> {
+    pub(super) async fn cast(
+        sandbox: &Sandbox,
+        language: Language,
+        setting: &Setting,
+        mould: &Mould,
+    ) -> Result<Self, Error> {
         let (word, settings) = (word(), settings(language, &setting.env));
         let mut command = Command::new([language.programs()[0]]).stdin(Stdin::Open);
         command.cwd.clone_from(&setting.cwd);

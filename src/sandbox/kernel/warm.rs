@@ -109,7 +109,11 @@ impl Warm {
                 cwd: options.cwd,
                 env: options.env,
             },
-            mould: Mutex::new(options.mould.filter(|_| language == Language::Python && options.fresh == Fresh::Forked)),
+            mould: Mutex::new(
+                options
+                    .mould
+                    .filter(|_| language == Language::Python && options.fresh == Fresh::Forked),
+            ),
             parked: Mutex::default(),
         });
         let mut lanes = JoinSet::new();

@@ -85,7 +85,11 @@ impl Mould {
 
     /// Bytes of its pages.
     pub fn bytes(&self) -> u64 {
-        let ends = self.plan.regions.iter().filter_map(|region| Some(region.offset? + region.length));
+        let ends = self
+            .plan
+            .regions
+            .iter()
+            .filter_map(|region| Some(region.offset? + region.length));
         ends.max().unwrap_or_default()
     }
 }
@@ -199,7 +203,10 @@ impl<'a> Taking<'a> {
                 step: "read about the process",
                 source,
             })?;
-            let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+            let mut names: Vec<String> = entries
+                .flatten()
+                .filter_map(|entry| entry.file_name().into_string().ok())
+                .collect();
             names.sort();
             Ok(names)
         };
@@ -218,11 +225,15 @@ impl<'a> Taking<'a> {
     fn mapping(&mut self, mapping: &Mapping) -> Result<(), Error> {
         let may_write = mapping.protection & libc::PROT_WRITE as u32 != 0;
         if mapping.is_shared && may_write {
-            return Err(Error::Unfit(format!("shares memory that it can write to (`{}`)", mapping.name)));
+            return Err(Error::Unfit(format!(
+                "shares memory that it can write to (`{}`)",
+                mapping.name
+            )));
         }
         let (start, end) = (mapping.range.start, mapping.range.end);
         if mapping.name == "[stack]" {
-            self.regions.push(region(end.saturating_sub(STACK).min(start), end, mapping, None));
+            self.regions
+                .push(region(end.saturating_sub(STACK).min(start), end, mapping, None));
         }
         if mapping.protection == 0 {
             self.regions.push(region(start, end, mapping, None));
@@ -312,7 +323,10 @@ impl<'a> Taking<'a> {
         let stat = self.text("stat")?;
         // The name, field 2, may hold anything but a bracket that is the last.
         let rest = stat.rsplit_once(") ").map(|(_, rest)| rest).unwrap_or_default();
-        let fields: Vec<u64> = rest.split_whitespace().map(|field| field.parse().unwrap_or_default()).collect();
+        let fields: Vec<u64> = rest
+            .split_whitespace()
+            .map(|field| field.parse().unwrap_or_default())
+            .collect();
         // By its number in proc_pid_stat(5).
         let field = |number: usize| fields.get(number - 3).copied().unwrap_or_default();
         let start_brk = field(47);
@@ -339,7 +353,11 @@ fn region(start: u64, end: u64, mapping: &Mapping, offset: Option<u64>) -> wire:
         length: end - start,
         protection: mapping.protection,
         offset,
-        name: if maps::is_of_the_kernel(&mapping.name) { mapping.name.clone() } else { String::new() },
+        name: if maps::is_of_the_kernel(&mapping.name) {
+            mapping.name.clone()
+        } else {
+            String::new()
+        },
     }
 }
 

@@ -70,7 +70,11 @@ impl Traced {
     /// Its registers.
     pub fn registers(&self) -> nix::Result<libc::user_regs_struct> {
         let mut registers = MaybeUninit::<libc::user_regs_struct>::zeroed();
-        self.note(libc::NT_PRSTATUS as usize, registers.as_mut_ptr().cast(), size_of::<libc::user_regs_struct>())?;
+        self.note(
+            libc::NT_PRSTATUS as usize,
+            registers.as_mut_ptr().cast(),
+            size_of::<libc::user_regs_struct>(),
+        )?;
         // SAFETY: any bits are a valid value, and the kernel has filled them.
         Ok(unsafe { registers.assume_init() })
     }
@@ -88,7 +92,12 @@ impl Traced {
             iov_len: length,
         };
         // The kernel writes up to `length` bytes, and how many they were.
-        ptrace(libc::PTRACE_GETREGSET as libc::c_uint, self.0, kind, &raw mut part as usize)?;
+        ptrace(
+            libc::PTRACE_GETREGSET as libc::c_uint,
+            self.0,
+            kind,
+            &raw mut part as usize,
+        )?;
         match part.iov_len == length {
             true => Ok(()),
             false => Err(Errno::EPROTO),
@@ -99,14 +108,24 @@ impl Traced {
     pub fn blocked(&self) -> nix::Result<u64> {
         let mut mask = 0_u64;
         // The kernel writes a mask of eight bytes.
-        ptrace(libc::PTRACE_GETSIGMASK as libc::c_uint, self.0, size_of::<u64>(), &raw mut mask as usize)?;
+        ptrace(
+            libc::PTRACE_GETSIGMASK as libc::c_uint,
+            self.0,
+            size_of::<u64>(),
+            &raw mut mask as usize,
+        )?;
         Ok(mask)
     }
 
     /// Its restartable sequences; an address of 0 = none.
     pub fn rseq(&self) -> nix::Result<Rseq> {
         let mut rseq = Rseq::default();
-        match ptrace(GET_RSEQ_CONFIGURATION, self.0, size_of::<Rseq>(), &raw mut rseq as usize) {
+        match ptrace(
+            GET_RSEQ_CONFIGURATION,
+            self.0,
+            size_of::<Rseq>(),
+            &raw mut rseq as usize,
+        ) {
             Ok(_) => Ok(rseq),
             // A kernel without them.
             Err(Errno::EIO) => Ok(Rseq::default()),

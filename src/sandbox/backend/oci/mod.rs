@@ -240,7 +240,10 @@ impl Backend for Oci {
         self.blocking(move |shared| {
             let doing = "find a process of";
             shared.record(&id)?;
-            let pids = shared.group(&id).pids().map_err(|error| Error::caused(doing, &id, &error))?;
+            let pids = shared
+                .group(&id)
+                .pids()
+                .map_err(|error| Error::caused(doing, &id, &error))?;
             let is_it = |of_host: &i32| {
                 let status = fs::read_to_string(format!("/proc/{of_host}/status")).unwrap_or_default();
                 let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
