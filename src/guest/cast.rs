@@ -82,8 +82,8 @@ impl Cast {
                 start: one.range.start,
                 length: one.range.end - one.range.start,
                 protection: one.protection,
-                offset: None,
                 name: one.name,
+                ..Region::default()
             })
             .collect();
         check(mould, &own)?;
@@ -257,6 +257,11 @@ impl Script {
             }
         }
         for region in &mould.regions {
+            if let Some(offset) = region.offset.filter(|_| region.copied) {
+                let memory = memory.as_raw_fd() as u64;
+                self.must(libc::SYS_pread64, [memory, region.start, region.length, offset]);
+                continue;
+            }
             let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
             let (flags, descriptor) = match region.offset {
                 Some(_) => (flags, memory.as_raw_fd()),
@@ -276,7 +281,7 @@ impl Script {
                 ],
             );
         }
-        // What only others look at may fail: a kernel can be without it.
+        // Where the heap ends, for the most part. The kernel may be without this call, and then casts nobody.
         self.must(
             libc::SYS_prctl,
             [PR_SET_MM, PR_SET_MM_MAP, at(layout), size_of::<Layout>() as u64],
@@ -444,3 +449,63 @@ std::arch::global_asm!(
     "ud2",
     "exuvia_cast_end:",
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(start: u64, length: u64, name: &str) -> Region {
+        Region {
+            start,
+            length,
+            name: name.to_owned(),
+            ..Region::default()
+        }
+    }
+
+    #[test]
+    fn what_would_lie_over_the_kernels_own_pages_or_outside_is_refused() {
+        let own = [
+            region(0x7000_0000, 0x4000, "[vvar]"),
+            region(0x7000_4000, 0x2000, "[vdso]"),
+        ];
+        let of = |kernel: &[Region], regions: &[Region]| Mould {
+            kernel_regions: kernel.to_vec(),
+            regions: regions.to_vec(),
+            ..Mould::default()
+        };
+        let verdict = |mould: &Mould| check(mould, &own).map_err(|Unfit(why, _)| why);
+        let moved = [
+            region(0x6000_0000, 0x4000, "[vvar]"),
+            region(0x6000_4000, 0x2000, "[vdso]"),
+        ];
+        assert_eq!(verdict(&of(&own, &[region(0x40_0000, PAGE, "")])), Ok(()));
+        assert_eq!(verdict(&of(&moved, &[region(0x40_0000, PAGE, "")])), Ok(()));
+        let near = [
+            region(0x6fff_f000, 0x4000, "[vvar]"),
+            region(0x7000_3000, 0x2000, "[vdso]"),
+        ];
+        let way = Err("the kernel's own pages are in the way".to_owned());
+        assert_eq!(verdict(&of(&near, &[])), way, "a move onto itself");
+        for at in [0x7000_0000, 0x6fff_f000, 0x7000_5000] {
+            assert_eq!(verdict(&of(&moved, &[region(at, 2 * PAGE, "")])), way, "{at:x}");
+        }
+        assert_eq!(verdict(&of(&moved, &[region(0x6000_1000, PAGE, "")])), way);
+        let others = Err("the kernel's own pages are others here".to_owned());
+        assert_eq!(verdict(&of(&own[..1], &[])), others);
+        assert_eq!(
+            verdict(&of(&[region(0x7000_0000, 0x5000, "[vvar]"), own[1].clone()], &[])),
+            others
+        );
+        let nonsense = Err("the mould makes no sense".to_owned());
+        for bad in [
+            region(1, PAGE, ""),
+            region(PAGE, 1, ""),
+            region(PAGE, 0, ""),
+            region(TOP, PAGE, ""),
+            region(!0xfff, PAGE, ""),
+        ] {
+            assert_eq!(verdict(&of(&own, &[bad])), nonsense);
+        }
+    }
+}

@@ -67,7 +67,13 @@ impl Link {
         mould: &Mould,
     ) -> Result<Self, Error> {
         let (word, settings) = (word(), settings(language, &setting.env));
-        let mut command = Command::new([language.programs()[0]]).stdin(Stdin::Open);
+        // What a guest runs that an earlier server left, and that has never heard of moulds.
+        let words = [
+            language.programs()[0],
+            "-c",
+            "raise SystemExit('this guest casts no process')",
+        ];
+        let mut command = Command::new(words).stdin(Stdin::Open);
         command.cwd.clone_from(&setting.cwd);
         let exec = match sandbox.cast(command, mould).await {
             Ok(exec) => exec,

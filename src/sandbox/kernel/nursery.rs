@@ -40,9 +40,13 @@ pub async fn mould(sandbox: &Sandbox, env: BTreeMap<String, String>) -> Result<M
     let taken = taken.await;
     // Ends the thread, should it still wait.
     link.kill("the host: it was taken").await;
-    match taken {
-        Ok(Ok(taken)) => taken.map_err(|error: mould::Error| Error::NotCast(crate::error::chain(&error))),
-        Ok(Err(error)) => Err(Error::NotCast(error.to_string())),
-        Err(_) => Err(Error::NotCast(format!("it was not taken within {TAKE:?}"))),
-    }
+    let mould = match taken {
+        Ok(Ok(taken)) => taken.map_err(|error: mould::Error| Error::NotCast(crate::error::chain(&error)))?,
+        Ok(Err(error)) => return Err(Error::NotCast(error.to_string())),
+        Err(_) => return Err(Error::NotCast(format!("it was not taken within {TAKE:?}"))),
+    };
+    // One that this kernel, or this interpreter, does not go on from is none.
+    let trial = Link::cast(sandbox, Language::Python, &setting, &mould).await?;
+    trial.kill("the host: it was a trial").await;
+    Ok(mould)
 }

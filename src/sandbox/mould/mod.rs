@@ -353,6 +353,8 @@ fn region(start: u64, end: u64, mapping: &Mapping, offset: Option<u64>) -> wire:
         length: end - start,
         protection: mapping.protection,
         offset,
+        // Most of it will be written at once, and the kernel shows the arguments only where they are the process's own.
+        copied: offset.is_some() && mapping.name == "[stack]",
         name: if maps::is_of_the_kernel(&mapping.name) {
             mapping.name.clone()
         } else {

@@ -6,6 +6,7 @@ def once():
     piece = CHANNEL.request()
     if piece is None:
         os._exit(NO_REQUEST)
+    os.close(CHANNEL.requests)
     os._exit(one_piece(piece))
 
 
