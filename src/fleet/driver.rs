@@ -112,8 +112,8 @@ impl Driver {
             "expires_at": self.lease.expires_at });
         match result {
             Ok(mut made) => {
-                if let Some(warm) = made.warm.take() {
-                    self.member.codes.set_warm(warm);
+                if let Some((warm, of_image)) = made.warm.take() {
+                    self.member.codes.set_warm(warm, &of_image);
                 }
                 self.lease.spec = made.sandbox.spec().clone();
                 // Nobody can have set it: there is one driver.

@@ -1,5 +1,6 @@
 //! A sandbox together with its working directory: made, taken over, removed.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,8 +36,8 @@ pub(super) struct Made {
     pub directory: WorkDir,
     /// What the directory is known to hold; `None` = nothing is known.
     pub index: Option<Index>,
-    /// Processes that wait for code, where they were made ahead.
-    pub warm: Option<Warm>,
+    /// Processes that wait for code, where they were made ahead, and with which variables.
+    pub warm: Option<(Warm, BTreeMap<String, String>)>,
     /// `None`: the range belongs to the sandbox itself, which an earlier server made.
     _claim: Option<identity::Claim>,
 }
@@ -62,6 +63,11 @@ impl Maker {
 
     pub fn work_dirs(&self) -> &WorkDirs {
         &self.work_dirs
+    }
+
+    /// What an interpreter grows up under: whoever is cast from it has a filter of their own.
+    pub fn filter_of_nursery(&self) -> Vec<u8> {
+        self.filters.of(seccomp::Profile::Default).to_vec()
     }
 
     pub fn data_dir(&self) -> &Path {

@@ -15,6 +15,7 @@ use super::create::MEMORY_SNAPSHOT;
 use super::execs::{Attached, Entry, ExecView, Launch, Offsets, Start};
 use super::maker::{Maker, blocking};
 use super::member::{Facts, Member, Order, View};
+use super::nursery::Nursery;
 use super::pool::{Stock, WarmPool};
 use super::quota::Quota;
 use super::registry::{Query, Registry};
@@ -114,6 +115,7 @@ pub(super) struct Inner {
     pub registry: Registry,
     pub quota: Quota,
     pub pool: WarmPool,
+    pub nursery: Nursery,
     pub trail: Trail,
     pub cleanups: Arc<Semaphore>,
     pub clock: Arc<dyn Clock>,
@@ -207,6 +209,7 @@ impl Fleet {
         let (tasks, writers) = (Tasks::default(), Tasks::default());
         writers.spawn("audit records of sandboxes", |stop| writer.run(stop));
         Ok(Self(Arc::new(Inner {
+            nursery: Nursery::new(maker.clone(), tasks.clone()),
             quota: Quota::new(config.max_sandboxes),
             config,
             maker,
@@ -229,8 +232,8 @@ impl Fleet {
         let work_dirs = self.0.maker.work_dirs().clone();
         self.0.tasks.spawn("working directories", |stop| work_dirs.keep(stop));
         if !self.0.config.stocks.is_empty() {
-            let (pool, maker) = (self.0.pool.clone(), self.0.maker.clone());
-            self.0.tasks.spawn("pool", |stop| pool.keep(maker, stop));
+            let (pool, maker, nursery) = (self.0.pool.clone(), self.0.maker.clone(), self.0.nursery.clone());
+            self.0.tasks.spawn("pool", |stop| pool.keep(maker, nursery, stop));
         }
     }
 

@@ -3,18 +3,20 @@
 //! Owns: reaping (`init`), many connections over stdio where no socket reaches in (`mux`), one forked *shim* for each
 //! connection (`shim`), which runs one exec (`session`, its output in `streams`) or passes on one TCP connection (`dial`); the
 //! line between init and shims (`leash`, `register`), over which a later connection finds a detachable exec; what a program is
-//! and has when it starts (`child`, `user`, `terminal`), finding and ending whole process trees (`tree`), the file plane
-//! (`files`). Depends on `wire` and on nothing else of the crate. It holds no secret, and the host believes nothing it says
+//! and has when it starts (`child`, `user`, `terminal`), and how a process goes on as another instead (`cast`, `maps`); finding
+//! and ending whole process trees (`tree`), the file plane (`files`). Depends on `wire` and on nothing else of the crate. It holds no secret, and the host believes nothing it says
 //! without a check.
 //!
 //! The agent is uid 0 of its (user) namespace with `CAP_SETUID`, `CAP_SETGID` and `CAP_KILL`; programs are another uid
 //! with nothing. It is compiled for the host too, so that the host's tests and lints see it; the host itself uses `files`.
 
+mod cast;
 mod child;
 mod dial;
 pub mod files;
 mod init;
 mod leash;
+pub(crate) mod maps;
 mod mux;
 mod outbox;
 mod register;

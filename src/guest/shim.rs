@@ -1,12 +1,13 @@
 //! One connection: reads its request, and does it or hands it over to the shim that has the exec in question.
 
-use std::io;
-use std::os::fd::AsFd;
+use std::io::{self, IoSliceMut, Read};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::SignalFd;
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use prost::Message;
 
 use super::child::{Plan, fault};
@@ -64,15 +65,20 @@ pub fn run(mut connection: UnixStream, signals: &SignalFd, leash: Option<&Leash>
     let mut term = SigSet::empty();
     term.add(Signal::SIGTERM);
     term.thread_unblock()?;
-    let Some(request) = wire::read_request(&mut connection)? else {
+    let mut incoming = Incoming {
+        connection: &connection,
+        came: None,
+    };
+    let Some(request) = wire::read_request(&mut incoming)? else {
         return Ok(Fit::ForAnother);
     };
+    let came = incoming.came;
     term.thread_block()?;
     let leaves_traces =
         matches!(&request.kind, Some(request::Kind::Exec(exec)) if exec.detachable || exec.drop_oldest);
     let fit = if leaves_traces { Fit::ForNone } else { Fit::ForAnother };
     match request.generation {
-        wire::GENERATION => serve(connection, request, signals, leash),
+        wire::GENERATION => serve(connection, request, came, signals, leash),
         other => {
             let message = format!("this guest speaks generation {}, not {other}", wire::GENERATION);
             answer(&mut connection, event::Kind::Fault(fault("generation", message, None)))
@@ -81,9 +87,33 @@ pub fn run(mut connection: UnixStream, signals: &SignalFd, leash: Option<&Leash>
     .map(|()| fit)
 }
 
+/// What comes over a connection, and the last descriptor that came with it.
+struct Incoming<'a> {
+    connection: &'a UnixStream,
+    came: Option<OwnedFd>,
+}
+
+impl Read for Incoming<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut space = nix::cmsg_space!(RawFd);
+        let mut parts = [IoSliceMut::new(buffer)];
+        let fd = self.connection.as_raw_fd();
+        let received = recvmsg::<()>(fd, &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
+        for control in received.cmsgs()? {
+            if let ControlMessageOwned::ScmRights(numbers) = control {
+                for number in numbers {
+                    self.came = Some(sys::adopt(number)?);
+                }
+            }
+        }
+        Ok(received.bytes)
+    }
+}
+
 fn serve(
     mut connection: UnixStream,
     request: wire::Request,
+    came: Option<OwnedFd>,
     signals: &SignalFd,
     leash: Option<&Leash>,
 ) -> io::Result<()> {
@@ -105,7 +135,7 @@ fn serve(
                 true => register(&exec, leash),
                 false => Ok(()),
             };
-            match child.and_then(|()| Plan::new(exec)).and_then(|plan| plan.spawn()) {
+            match child.and_then(|()| Plan::new(exec, came)).and_then(|plan| plan.spawn()) {
                 Err(fault) => refuse(connection, fault),
                 Ok(child) => Session::new(connection, signals, leash, child, facts)?.carry(),
             }

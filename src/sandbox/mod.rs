@@ -16,6 +16,7 @@ pub mod identity;
 pub mod image;
 pub mod kernel;
 mod life;
+pub mod mould;
 mod mountinfo;
 pub mod reconcile;
 pub mod seccomp;

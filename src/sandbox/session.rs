@@ -3,6 +3,7 @@
 //! Knows the order of things and how to undo them; how each is done is the backend's.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use tokio::time::timeout;
 use super::backend::{Doomed, Still};
 use super::exec::{self, Background, Counters, EndReason, ExecInfo, GRACE, Offsets, Overflow, Place, Stdin, Tell};
 use super::files::Files;
+use super::mould::Mould;
 use super::{Backend, Command, Error, Exec, Finished, Handle, Identity, Isolation, Life, Limits, Spec, Usage};
 use crate::ids::{ExecId, SandboxId};
 use crate::wire::{self, EnvVar, Rlimit};
@@ -106,6 +108,19 @@ impl Sandbox {
     /// [`Error::NotStarted`] when there is no such program, directory or user, and the like. Whatever the command does is not
     /// an error but an end.
     pub async fn exec(&self, command: Command) -> Result<Exec, Error> {
+        self.begin(command, None).await
+    }
+
+    /// As [`Self::exec`], but what runs is no program: the process goes on as the one that `mould` was taken of, with the
+    /// rights, limits and filter of any command. `command.argv` is but told of, and its variables are not seen.
+    ///
+    /// # Errors
+    /// [`Error::NotStarted`] with `not_cast` where that cannot be.
+    pub async fn cast(&self, command: Command, mould: &Mould) -> Result<Exec, Error> {
+        self.begin(command, Some(mould)).await
+    }
+
+    async fn begin(&self, command: Command, mould: Option<&Mould>) -> Result<Exec, Error> {
         let cwd = self.directory(command.cwd.as_deref());
         let exec = wire::Exec {
             env: self.environment(&cwd, &command),
@@ -119,10 +134,12 @@ impl Sandbox {
             keep_background: command.background == Background::Keep,
             drop_oldest: command.overflow == Overflow::Drop,
             detachable: command.detachable,
+            mould: mould.map(|mould| mould.plan().clone()),
             ..self.bare_exec(cwd)
         };
         let id = command.id.unwrap_or_else(ExecId::random);
-        exec::start(self.place.clone(), id, exec, command.stdin, Counters::Read).await
+        let memory = mould.map(AsFd::as_fd);
+        exec::start(self.place.clone(), id, exec, command.stdin, Counters::Read, memory).await
     }
 
     /// Goes on with a detachable exec that runs, or that ended and was not released: its output from just these offsets, its
@@ -142,6 +159,14 @@ impl Sandbox {
     /// Says one word to a detachable exec, attached or not; whether it runs.
     pub async fn tell(&self, id: &ExecId, word: Tell) -> Result<bool, Error> {
         exec::tell(&self.place, id, word).await
+    }
+
+    /// The number that the host has for a process, which is `pid` inside.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the host does not see the sandbox's processes.
+    pub(super) async fn process(&self, pid: u32) -> Result<i32, Error> {
+        self.place.backend.process(&self.place.sandbox, pid).await
     }
 
     /// Lets the guest forget a detachable exec that ended: its end was heard. It forgets by itself after some minutes.
@@ -238,7 +263,15 @@ impl Sandbox {
             timeout_ms: limit.map_or(0, |limit| limit.as_millis() as u64),
             ..self.bare_exec(self.directory(None))
         };
-        exec::start(self.place.clone(), ExecId::random(), exec, Stdin::Open, Counters::Spare).await
+        exec::start(
+            self.place.clone(),
+            ExecId::random(),
+            exec,
+            Stdin::Open,
+            Counters::Spare,
+            None,
+        )
+        .await
     }
 
     /// Where the range of users that programs may be begins.

@@ -198,6 +198,7 @@ impl Backend for Fake {
             user_namespace: false,
             freeze: true,
             memory_snapshot: Vec::new(),
+            moulds: Vec::new(),
             lacks: Vec::new(),
         }
     }

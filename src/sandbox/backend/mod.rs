@@ -42,6 +42,8 @@ pub struct Capabilities {
     pub freeze: bool,
     /// The isolation levels whose sandboxes can be checkpointed and restored with their memory.
     pub memory_snapshot: Vec<Isolation>,
+    /// The isolation levels in whose sandboxes processes can be taken, and cast ([`Sandbox::cast`](super::Sandbox::cast)).
+    pub moulds: Vec<Isolation>,
     /// What sandboxes of an isolation level do not give that others do.
     pub lacks: Vec<(Isolation, Lack)>,
 }
@@ -131,6 +133,13 @@ pub trait Backend: Send + Sync + Debug {
     /// checkpoint was made with. Commands that ran then go on, without those who had started them: their output is dropped.
     async fn restore(&self, spec: &Spec, _dir: &Path) -> Result<Handle, Error> {
         Err(no_snapshots(&spec.id))
+    }
+    /// The number that the host has for a process of the sandbox, which is `pid` inside.
+    async fn process(&self, sandbox: &Handle, _pid: u32) -> Result<i32, Error> {
+        Err(Error::Unsupported {
+            wanted: format!("a process of sandbox `{}`", sandbox.id),
+            missing: "only containers of the `oci` backend have processes that the host can read".to_owned(),
+        })
     }
     async fn list_owned(&self) -> Result<Vec<Owned>, Error>;
     /// Takes over a sandbox of this data directory whose owner is dead: from now on this process owns it.

@@ -9,13 +9,15 @@
 //! Whatever else the guest says is a lie or a break, and ends as [`Cause::SandboxLost`]. A kill and the time limit are looked
 //! at before output: a guest that floods holds neither up.
 
-use std::io;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::{ReadHalf, WriteHalf};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
@@ -49,7 +51,7 @@ pub(in crate::sandbox) enum Counters {
     Spare,
 }
 
-/// Starts what `exec` asks for.
+/// Starts what `exec` asks for; `memory` goes with its mould.
 ///
 /// # Errors
 /// [`Error::NotStarted`] when the guest could not; [`Error::GuestLost`] when it did not answer sensibly.
@@ -59,6 +61,7 @@ pub(in crate::sandbox) async fn start(
     mut exec: wire::Exec,
     stdin: Stdin,
     counters: Counters,
+    memory: Option<BorrowedFd<'_>>,
 ) -> Result<Exec, Error> {
     let limit = (exec.timeout_ms > 0).then(|| Duration::from_millis(exec.timeout_ms));
     let grace = Duration::from_millis(exec.grace_ms);
@@ -71,7 +74,7 @@ pub(in crate::sandbox) async fn start(
         }
     };
     let begun = Instant::now();
-    let (before, opened) = tokio::join!(counted, open(&place, request::Kind::Exec(exec)));
+    let (before, opened) = tokio::join!(counted, open(&place, request::Kind::Exec(exec), memory));
     let opened = opened?;
     let note = match &before {
         Some(Ok(before)) if detachable => Some(before.note()),
@@ -114,7 +117,7 @@ pub(in crate::sandbox) async fn attach(place: Place, id: ExecId, from: Offsets) 
             pty: from.pty,
         }),
     });
-    let opened = open(&place, request).await.map_err(|error| about(&id, error))?;
+    let opened = open(&place, request, None).await.map_err(|error| about(&id, error))?;
     let said = &opened.started;
     // What the guest says of the beginning is not checked by anything; it can but blur what is known of the end.
     let before = match Before::from_note(&said.note) {
@@ -187,8 +190,8 @@ pub(super) struct Opened {
     pub started: Started,
 }
 
-/// Sends a request on a connection of its own, and hears that it was begun.
-pub(super) async fn open(place: &Place, kind: request::Kind) -> Result<Opened, Refused> {
+/// Sends a request on a connection of its own, with a descriptor, and hears that it was begun.
+async fn open(place: &Place, kind: request::Kind, descriptor: Option<BorrowedFd<'_>>) -> Result<Opened, Refused> {
     let lost = |reason: String| Refused::Other(place.lost(reason));
     let mut frame = Vec::new();
     let message = wire::Request {
@@ -204,7 +207,14 @@ pub(super) async fn open(place: &Place, kind: request::Kind) -> Result<Opened, R
     let mut stream = place.backend.connect(&place.sandbox).await.map_err(Refused::Other)?;
     let mut buffer = BytesMut::new();
     let first = timeout(START, async {
-        let sent = stream.write_all(&frame).await;
+        let sent = async {
+            let begun = match descriptor {
+                Some(descriptor) => send_with(&stream, &frame, descriptor).await?,
+                None => 0,
+            };
+            stream.write_all(&frame[begun..]).await
+        };
+        let sent = sent.await;
         // A guest that had no process for it has said so and hung up, perhaps before it was asked.
         match read_event(&mut stream, &mut buffer, 4 << 10).await {
             Ok(Some(event)) => Ok(Some(event)),
@@ -234,6 +244,24 @@ pub(super) async fn open(place: &Place, kind: request::Kind) -> Result<Opened, R
             | event::Kind::Exec(_),
         )
         | None => Err(lost("its first word was out of place".to_owned())),
+    }
+}
+
+/// Sends the beginning of `frame`, and with it a descriptor; how much was sent.
+async fn send_with(stream: &UnixStream, frame: &[u8], descriptor: BorrowedFd<'_>) -> io::Result<usize> {
+    let numbers = [descriptor.as_raw_fd()];
+    let control = [ControlMessage::ScmRights(&numbers)];
+    loop {
+        stream.writable().await?;
+        let sent = stream.try_io(Interest::WRITABLE, || {
+            let parts = [IoSlice::new(frame)];
+            let sent = sendmsg::<()>(stream.as_raw_fd(), &parts, &control, MsgFlags::MSG_NOSIGNAL, None);
+            sent.map_err(io::Error::from)
+        });
+        match sent {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            other => return other,
+        }
     }
 }
 

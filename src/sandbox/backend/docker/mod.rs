@@ -306,6 +306,7 @@ impl Backend for Docker {
             user_namespace: self.remap.is_some(),
             freeze: true,
             memory_snapshot: Vec::new(),
+            moulds: Vec::new(),
             lacks: Vec::new(),
         }
     }

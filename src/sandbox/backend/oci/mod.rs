@@ -164,6 +164,7 @@ impl Backend for Oci {
             user_namespace: true,
             freeze: true,
             memory_snapshot: gvisor.into_iter().collect(),
+            moulds: vec![Isolation::Container],
             lacks: gvisor::LACKS.map(|lack| (Isolation::Gvisor, lack)).into(),
         }
     }
@@ -250,6 +251,26 @@ impl Backend for Oci {
     /// Signals alone: less than the way to a thread that may wait, and back.
     async fn doom(&self, sandbox: &Handle) -> Result<Doomed, Error> {
         ruin::doom(&self.shared, &sandbox.id)
+    }
+
+    async fn process(&self, sandbox: &Handle, pid: u32) -> Result<i32, Error> {
+        let id = sandbox.id.clone();
+        self.blocking(move |shared| {
+            let doing = "find a process of";
+            shared.record(&id)?;
+            let pids = shared
+                .group(&id)
+                .pids()
+                .map_err(|error| Error::caused(doing, &id, &error))?;
+            let is_it = |of_host: &i32| {
+                let status = fs::read_to_string(format!("/proc/{of_host}/status")).unwrap_or_default();
+                let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+                line.and_then(|line| line.split_whitespace().last()?.parse().ok()) == Some(pid)
+            };
+            let found = pids.into_iter().find(is_it);
+            found.ok_or_else(|| Error::failed(doing, &id, format!("there is no process {pid}")))
+        })
+        .await
     }
 
     async fn stop(&self, sandbox: &Handle, grace: Duration) -> Result<(), Error> {
