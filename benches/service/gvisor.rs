@@ -37,7 +37,9 @@ pub async fn measure() -> Result<String> {
         pooled.fill().await?;
         let id = table.time(round, BASE, BASE, bare.create_with(POLICY)).await?;
         bare.kill(&id).await?;
-        table.time(round, "warm: Python step", BASE, bare.code(&warm, STEP)).await?;
+        table
+            .time(round, "warm: Python step", BASE, bare.code(&warm, STEP))
+            .await?;
         table.time(round, "warm: exec of true", BASE, bare.works(&warm)).await?;
     }
     bare.stop().await?;

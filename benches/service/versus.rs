@@ -10,7 +10,10 @@ const NAMES: [[&str; 2]; 8] = [
     ["this: pool, first exec of true", "other: pool, first exec of true"],
     ["this: pool, kill", "other: pool, kill"],
     ["this: pool, create, true, kill", "other: pool, create, true, kill"],
-    ["this: pool empty, create, true, kill", "other: pool empty, create, true, kill"],
+    [
+        "this: pool empty, create, true, kill",
+        "other: pool empty, create, true, kill",
+    ],
     ["this: pool empty, kill", "other: pool empty, kill"],
     ["this: warm exec of true", "other: warm exec of true"],
     ["this: warm python step", "other: warm python step"],

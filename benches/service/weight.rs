@@ -93,7 +93,12 @@ fn own_memory(server: &Server) -> Result<f64> {
 pub fn cpu_of_sandboxes(server: &Server) -> Result<Duration> {
     let mut ticks = 0;
     for process in processes(server)? {
-        ticks += cpu_of(process.file_name().and_then(|name| name.to_str()?.parse().ok()).ok_or("no number")?)?;
+        ticks += cpu_of(
+            process
+                .file_name()
+                .and_then(|name| name.to_str()?.parse().ok())
+                .ok_or("no number")?,
+        )?;
     }
     Ok(Duration::from_millis(ticks * 10))
 }

@@ -68,7 +68,14 @@ pub async fn attach(fleet: &Fleet, mut words: Streaming<proto::AttachRequest>) -
         })
     });
     let sandbox = start.sandbox_id;
-    Ok(respond(fleet, sandbox, attached, words, AtHalfClose::Nothing, String::new()))
+    Ok(respond(
+        fleet,
+        sandbox,
+        attached,
+        words,
+        AtHalfClose::Nothing,
+        String::new(),
+    ))
 }
 
 /// What it means that a client says no more.

@@ -607,4 +607,3 @@ async fn doomed(made: &Made) -> Result<Doomed, sandbox::Error> {
         }
     }
 }
-

@@ -219,7 +219,11 @@ impl Init {
             }
             // Where connections come through the mux, a fork costs too much to be made for one that may not come.
             let makes_one = self.waiting.is_none() && matches!(self.listener, Listener::Socket(_)) && !is_tired;
-            let timeout = if makes_one { PollTimeout::from(QUIET) } else { PollTimeout::NONE };
+            let timeout = if makes_one {
+                PollTimeout::from(QUIET)
+            } else {
+                PollTimeout::NONE
+            };
             match poll(&mut fds, timeout) {
                 Ok(0) => {
                     self.waiting = self.fork(None).ok();

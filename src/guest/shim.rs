@@ -11,8 +11,8 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use prost::Message;
 
 use super::child::{Plan, fault};
-use super::leash::{Leash, MAX, MAX_ID, Patience, Tag};
 use super::init::Listener;
+use super::leash::{Leash, MAX, MAX_ID, Patience, Tag};
 use super::session::{Facts, Session, answer, no_such_exec};
 use super::{dial, sys};
 use crate::wire::{self, Fault, event, request};
@@ -26,12 +26,7 @@ pub enum Fit {
 }
 
 /// Serves one connection, the next that comes where there is none yet, and, as long as init has it so, those after it.
-pub fn run_all(
-    first: Option<UnixStream>,
-    signals: &SignalFd,
-    leash: &Leash,
-    listener: &Listener,
-) -> io::Result<()> {
+pub fn run_all(first: Option<UnixStream>, signals: &SignalFd, leash: &Leash, listener: &Listener) -> io::Result<()> {
     let mut here = first;
     loop {
         let connection = match here.take() {
@@ -74,8 +69,7 @@ pub fn run(mut connection: UnixStream, signals: &SignalFd, leash: Option<&Leash>
     };
     let came = incoming.came;
     term.thread_block()?;
-    let leaves_traces =
-        matches!(&request.kind, Some(request::Kind::Exec(exec)) if exec.detachable || exec.drop_oldest);
+    let leaves_traces = matches!(&request.kind, Some(request::Kind::Exec(exec)) if exec.detachable || exec.drop_oldest);
     let fit = if leaves_traces { Fit::ForNone } else { Fit::ForAnother };
     match request.generation {
         wire::GENERATION => serve(connection, request, came, signals, leash),

@@ -34,7 +34,9 @@ pub use exec::{
 pub use files::Files;
 pub use life::Life;
 pub use session::Sandbox;
-pub use spec::{BackendName, Identity, ImageRef, InvalidImage, Isolation, Limits, Losses, Mount, RESERVED, Spec, Usage};
+pub use spec::{
+    BackendName, Identity, ImageRef, InvalidImage, Isolation, Limits, Losses, Mount, RESERVED, Spec, Usage,
+};
 
 use crate::error::Kind;
 use crate::ids::{ExecId, SandboxId};

@@ -156,7 +156,11 @@ impl Group {
         let started = Instant::now();
         let mut killed = BTreeSet::new();
         loop {
-            let fresh: Vec<i32> = self.pids_of_one()?.into_iter().filter(|pid| killed.insert(*pid)).collect();
+            let fresh: Vec<i32> = self
+                .pids_of_one()?
+                .into_iter()
+                .filter(|pid| killed.insert(*pid))
+                .collect();
             if fresh.is_empty() {
                 return self.thaw();
             }
