@@ -27,7 +27,9 @@ fn build(dir: &Path, name: &str) {
     fs::write(dir.join("empty"), "").unwrap();
     fs::write(dir.join("long"), "a line that is said again\n".repeat(100)).unwrap();
     symlink("/etc/passwd", dir.join("link")).unwrap();
-    fs::set_permissions(dir.join("empty"), fs::Permissions::from_mode(0o600)).unwrap();
+    for (name, mode) in [("src", 0o755), ("src/main.rs", 0o644), ("long", 0o644), ("empty", 0o600)] {
+        fs::set_permissions(dir.join(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
     if name != "tree-1" {
         fs::hard_link(dir.join("long"), dir.join("src/again")).unwrap();
         let mut attributes = Attributes::default();
@@ -65,6 +67,7 @@ fn every_format_ever_written_is_read() {
             drop(trees);
             fs::remove_dir(kept.join("blobs/tmp")).unwrap();
             fs::remove_file(kept.join("blobs/lock")).unwrap();
+            fs::remove_file(kept.join("blobs/sweep.lock")).unwrap();
         }
         // A copy: opening a store makes files in it.
         let data = scratch.path().join("data");

@@ -38,6 +38,9 @@ pub(super) struct Place {
     pub length: u32,
 }
 
+/// A pack, and what is in it.
+pub(super) type Content = (PathBuf, Vec<(BlobId, Place)>);
+
 /// All packs of a store.
 #[derive(Debug)]
 pub(super) struct Packs {
@@ -95,7 +98,7 @@ impl Packs {
     }
 
     /// What each pack holds.
-    pub fn all(&self) -> Result<Vec<(PathBuf, Vec<(BlobId, Place)>)>, Error> {
+    pub fn all(&self) -> Result<Vec<Content>, Error> {
         self.forget();
         self.refresh()?;
         let state = self.read();

@@ -173,8 +173,11 @@ pub fn everything(dir: &Path) -> BTreeMap<Vec<u8>, (u32, u64, i64, Vec<u8>)> {
     all
 }
 
+/// Names that are one file, and the extended attributes that paths have.
+pub type Beside = (BTreeSet<BTreeSet<Vec<u8>>>, BTreeMap<Vec<u8>, Attributes>);
+
 /// Which names in a directory are one file, and the extended attributes of all.
-pub fn links_and_attributes(dir: &Path) -> (BTreeSet<BTreeSet<Vec<u8>>>, BTreeMap<Vec<u8>, Attributes>) {
+pub fn links_and_attributes(dir: &Path) -> Beside {
     let mut inodes: BTreeMap<u64, BTreeSet<Vec<u8>>> = BTreeMap::new();
     let mut attributes = BTreeMap::new();
     for name in everything(dir).into_keys() {
