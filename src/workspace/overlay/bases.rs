@@ -90,7 +90,7 @@ impl Bases {
         Self::within(data_dir, MOST_BYTES)
     }
 
-    fn within(data_dir: &Path, most_bytes: u64) -> Self {
+    pub(super) fn within(data_dir: &Path, most_bytes: u64) -> Self {
         Self(Arc::new(Inner {
             dir: data_dir.join("bases"),
             work: data_dir.join("work"),
@@ -130,12 +130,16 @@ impl Bases {
         let seen = seen?;
         match (seen.uid(), seen.gid()) == (owner.uid, owner.gid) {
             true => Ok(()),
-            false => Err(io::Error::other("a mount shows files as another user's than it was told")),
+            false => Err(io::Error::other(
+                "a mount shows files as another user's than it was told",
+            )),
         }
     }
 
     fn name_of(revision: Revision) -> String {
-        let times = revision.times.map_or_else(|| "undated".to_owned(), |times| times.to_string());
+        let times = revision
+            .times
+            .map_or_else(|| "undated".to_owned(), |times| times.to_string());
         format!("{}-{}", revision.tree, &times[..times.len().min(16)])
     }
 
@@ -187,6 +191,18 @@ impl Bases {
         }
         found.sort_unstable_by(|(a, _), (b, _)| b.cmp(a));
         Ok(found.into_iter().map(|(_, name)| name).collect())
+    }
+
+    /// The revisions of all bases, which the store has to keep: what is laid over one is told by its trees.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn revisions(&self) -> io::Result<Vec<Revision>> {
+        let mut found = Vec::new();
+        for name in self.names()? {
+            found.extend(self.about(&name)?.map(|about| about.revision));
+        }
+        Ok(found)
     }
 
     /// Says that what is laid in `ground` uses a base, from before that is so; `None` when it has gone.
@@ -276,7 +292,10 @@ impl Bases {
             Some(name) => self.load(name).map_err(|e| self.failed("read", e))?,
             None => None,
         };
-        let below = over.as_ref().map(|base| Below::new(trees, base.about.revision)).transpose()?;
+        let below = over
+            .as_ref()
+            .map(|base| Below::new(trees, base.about.revision))
+            .transpose()?;
         let failed = |e| self.failed("make", e);
         let scratch = self.scratch(NEW).map_err(failed)?;
         let files = scratch.path.join("files");
@@ -310,6 +329,22 @@ impl Bases {
         made.ok_or_else(|| failed(io::Error::from(io::ErrorKind::NotFound)))
     }
 
+    /// Makes a base near to a revision, if there is none, so that a sandbox which goes on from there has little to write. Takes its time.
+    pub(in super::super) fn ahead(&self, trees: &Trees, revision: Revision) -> Result<(), Error> {
+        if self.support().is_err() {
+            return Ok(());
+        }
+        let near = self.near(trees, revision)?;
+        let (base, cost) = match near {
+            Some((_, cost)) if cost <= FEW => return Ok(()),
+            Some((base, cost)) => (Some(base), cost),
+            None => (None, u64::MAX),
+        };
+        // A layer of nearly everything is one too many.
+        let over = base.filter(|base| cost <= base.about.entries / 4);
+        self.make(trees, revision, over.as_ref()).map(drop)
+    }
+
     /// Removes what is over the bound and not in use, those first that were used the longest ago; and what is of no use any
     /// more. Never `newest`.
     fn trim(&self, newest: &str) -> io::Result<()> {
@@ -324,7 +359,12 @@ impl Bases {
             for name in names {
                 let base = self.load(&name)?;
                 // The base below was used when this one was.
-                used.extend(base.iter().filter(|_| used.contains(&name)).filter_map(|base| base.about.over.clone()).collect::<Vec<_>>());
+                used.extend(
+                    base.iter()
+                        .filter(|_| used.contains(&name))
+                        .filter_map(|base| base.about.over.clone())
+                        .collect::<Vec<_>>(),
+                );
                 all.push((name, base));
             }
             for (name, base) in all {
@@ -439,7 +479,9 @@ impl Drop for Scratch {
 fn read_pin(path: &Path) -> io::Result<Option<Pin>> {
     let text = match fs::read(path) {
         Ok(text) => text,
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => return Ok(None),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(None);
+        }
         Err(error) => return Err(error),
     };
     let pin: Pin = serde_json::from_slice(&text)?;

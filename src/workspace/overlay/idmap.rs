@@ -124,7 +124,10 @@ mod tests {
         if !nix::unistd::geteuid().is_root() {
             return crate::skip::skipped("a_namespace_maps_one_user_and_leaves_no_process", "not root".to_owned());
         }
-        let owner = Owner { uid: 70_000, gid: 70_001 };
+        let owner = Owner {
+            uid: 70_000,
+            gid: 70_001,
+        };
         let one = users(owner).unwrap();
         let own = fs::read_link("/proc/self/ns/user").unwrap();
         let other = fs::read_link(format!("/proc/self/fd/{}", one.as_raw_fd())).unwrap();

@@ -9,26 +9,27 @@ use std::io;
 use super::super::attributes::Attributes;
 use super::super::batch::Batch;
 use super::super::error::Error;
-use super::super::folder::{Folder, Meta};
+use super::super::folder::{Folder, Meta, meta_of};
 use super::super::id::{BlobId, TreeId};
 use super::super::index::{Item, Known, Seen, Stamp};
 use super::super::links::Links;
-use super::super::name::{Name, join, push};
+use super::super::name::{Name, join, push, shown};
 use super::super::times::{Time, Times};
 use super::super::tree::{Entry, Tree};
 use super::super::trees::Trees;
 use super::below::{Below, Place};
-use super::look::{Content, Counted, Folded, Look, Met, attributes, present, whole};
-
-/// What a look came to.
-pub(super) enum Outcome {
-    Kept { root: Known, counted: Counted },
-    /// Something changed before it was read: all has to be looked at again.
-    Changed,
-}
+use super::look::{Content, Counted, Folded, IN_MEMORY, LONGEST_LIST, Look, Met, attributes, present, whole};
 
 /// Stores a look, durably before it returns. `upper` is the directory that was looked at.
-pub(super) fn keep(trees: &Trees, upper: &Folder, below: Option<&Below>, look: Look) -> Result<Outcome, Error> {
+///
+/// # Errors
+/// [`Error::Changed`] for a file that was to be read later and is not as it was; [`Error::Io`].
+pub(super) fn keep(
+    trees: &Trees,
+    upper: &Folder,
+    below: Option<&Below>,
+    look: Look,
+) -> Result<(Known, Counted), Error> {
     let Look {
         root,
         known,
@@ -43,32 +44,14 @@ pub(super) fn keep(trees: &Trees, upper: &Folder, below: Option<&Below>, look: L
         tick,
         path: Vec::new(),
         shared: HashMap::new(),
-        list: vec![0; 64 << 10],
+        list: vec![0; LONGEST_LIST],
         counted: seen,
     };
     let open = root.has_unread.then_some(upper);
     let place = below.map(Below::root);
-    match keep.folder(root, open, known.as_deref(), place, 0) {
-        Ok(root) => {
-            keep.batch.commit()?;
-            let counted = keep.counted;
-            Ok(Outcome::Kept { root, counted })
-        }
-        Err(Stop::Changed) => Ok(Outcome::Changed),
-        Err(Stop::Failed(error)) => Err(error),
-    }
-}
-
-/// Why it does not go on.
-enum Stop {
-    Changed,
-    Failed(Error),
-}
-
-impl From<Error> for Stop {
-    fn from(error: Error) -> Self {
-        Self::Failed(error)
-    }
+    let root = keep.folder(root, open, known.as_deref(), place, 0)?;
+    keep.batch.commit()?;
+    Ok((root, keep.counted))
 }
 
 struct Keep<'a> {
@@ -97,7 +80,7 @@ impl Keep<'_> {
         known: Option<&Known>,
         place: Option<Place>,
         depth: u32,
-    ) -> Result<Known, Stop> {
+    ) -> Result<Known, Error> {
         let mut items = Vec::with_capacity(folded.names.len());
         let mut removed = Vec::new();
         for (name, met) in folded.names {
@@ -112,7 +95,7 @@ impl Keep<'_> {
             }
         }
         let links = if depth == 0 { self.links()? } else { None };
-        Ok(self.store(items, &removed, known, place, links)?)
+        self.store(items, &removed, known, place, links)
     }
 
     fn name(
@@ -123,11 +106,11 @@ impl Keep<'_> {
         known: Option<&Seen>,
         place: Option<&Place>,
         depth: u32,
-    ) -> Result<Option<Seen>, Stop> {
+    ) -> Result<Option<Seen>, Error> {
         match met {
             Met::Removed => Ok(None),
             Met::Symlink { mtime, target } => Ok(Some(Seen::Symlink { mtime, target })),
-            Met::File { meta, content } => Ok(Some(self.file(name, meta, content, open)?)),
+            Met::File { meta, content } => self.file(name, meta, content, open),
             Met::Directory {
                 mode,
                 mtime,
@@ -170,7 +153,13 @@ impl Keep<'_> {
         }
     }
 
-    fn file(&mut self, name: &[u8], meta: Meta, content: Content, open: Option<&Folder>) -> Result<Seen, Stop> {
+    fn file(
+        &mut self,
+        name: &[u8],
+        meta: Meta,
+        content: Content,
+        open: Option<&Folder>,
+    ) -> Result<Option<Seen>, Error> {
         let key = (meta.device, meta.inode);
         let (blob, size, attributes) = match content {
             Content::Known { blob, attributes } => (blob, meta.size, attributes),
@@ -178,18 +167,14 @@ impl Keep<'_> {
                 let blob = self.batch.put(&bytes)?;
                 (blob, bytes.len() as u64, self.attributes(&attributes)?)
             }
-            Content::Stored {
-                blob,
-                size,
-                attributes,
-            } => (blob, size, self.attributes(&attributes)?),
+            Content::Stored { blob, size, attributes } => (blob, size, self.attributes(&attributes)?),
             Content::Twin => match self.shared.get(&key) {
                 Some(Shared {
                     seen: Seen::File { blob, attributes, .. },
                     ..
                 }) => (*blob, meta.size, *attributes),
                 // Its first name was met, and was something else when it was opened.
-                Some(_) | None => return Err(Stop::Changed),
+                Some(_) | None => return Ok(None),
             },
             Content::Unread => self.read(name, &meta, open)?,
         };
@@ -205,7 +190,7 @@ impl Keep<'_> {
             });
             shared.paths.push(self.path.clone());
         }
-        Ok(seen)
+        Ok(Some(seen))
     }
 
     /// Reads a file that has to be still as it was looked at.
@@ -214,14 +199,11 @@ impl Keep<'_> {
         name: &[u8],
         meta: &Meta,
         open: Option<&Folder>,
-    ) -> Result<(BlobId, u64, Option<BlobId>), Stop> {
-        const IN_MEMORY: u64 = 1 << 20;
-        let Some(folder) = open else {
-            return Err(Stop::Changed);
-        };
+    ) -> Result<(BlobId, u64, Option<BlobId>), Error> {
+        let folder = open.ok_or_else(|| self.changed())?;
         let (file, before) = self.still(folder.open_file(name), "open")?;
         if before != *meta {
-            return Err(Stop::Changed);
+            return Err(self.changed());
         }
         let failed = |e| Error::io("read", &self.path, e);
         let (found, _) = attributes(&file, &mut self.list).map_err(failed)?;
@@ -234,14 +216,14 @@ impl Keep<'_> {
                 let stored = self.batch.put_reader(&mut &file, meta.size);
                 stored.map_err(|error| match error {
                     // It grew.
-                    Error::Limit { .. } => Stop::Changed,
-                    error => Stop::Failed(error.at(&self.path)),
+                    Error::Limit { .. } => self.changed(),
+                    error => error.at(&self.path),
                 })?
             }
         };
-        let after = super::super::folder::meta_of(&file).map_err(|e| Error::io("look at", &self.path, e))?;
+        let after = meta_of(&file).map_err(|e| Error::io("look at", &self.path, e))?;
         if after != *meta || size != meta.size {
-            return Err(Stop::Changed);
+            return Err(self.changed());
         }
         self.counted.read_files += 1;
         self.counted.read_bytes += size;
@@ -249,12 +231,16 @@ impl Keep<'_> {
     }
 
     /// What has to be there as it was.
-    fn still<T>(&self, result: io::Result<T>, doing: &'static str) -> Result<T, Stop> {
+    fn still<T>(&self, result: io::Result<T>, doing: &'static str) -> Result<T, Error> {
         match present(result) {
             Ok(Some(value)) => Ok(value),
-            Ok(None) => Err(Stop::Changed),
-            Err(error) => Err(Stop::Failed(Error::io(doing, &self.path, error))),
+            Ok(None) => Err(self.changed()),
+            Err(error) => Err(Error::io(doing, &self.path, error)),
         }
+    }
+
+    fn changed(&self) -> Error {
+        Error::Changed(shown(&self.path))
     }
 
     fn attributes(&mut self, found: &Attributes) -> Result<Option<BlobId>, Error> {

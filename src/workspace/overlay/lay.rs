@@ -142,7 +142,9 @@ impl Lay<'_> {
         self.entries += 1;
         match &entry.node {
             Node::Directory { mode, tree, attributes } => {
-                let made = folder.create_folder(&entry.name).map_err(|e| self.fill.failed("make", e))?;
+                let made = folder
+                    .create_folder(&entry.name)
+                    .map_err(|e| self.fill.failed("make", e))?;
                 let wanted = Revision {
                     tree: *tree,
                     times: time.inner,

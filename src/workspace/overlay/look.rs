@@ -30,11 +30,11 @@ use super::super::name::{push, shown};
 use super::super::snapshot::{MOST_NAMED, Skipped, SpecialFile};
 
 /// Content up to this size is taken into memory; of more, what is read goes to the store at once.
-const IN_MEMORY: u64 = 1 << 20;
+pub(super) const IN_MEMORY: u64 = 1 << 20;
 /// Most content that is held in memory, all files together.
 const HELD: u64 = 64 << 20;
 /// XATTR_LIST_MAX of Linux.
-const LONGEST_LIST: usize = 64 << 10;
+pub(super) const LONGEST_LIST: usize = 64 << 10;
 
 /// When the content of changed files is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +66,13 @@ pub struct Counted {
     /// What no tree holds: the first [`MOST_NAMED`] of them.
     pub skipped: Vec<Skipped>,
     pub skipped_total: u64,
+}
+
+impl Counted {
+    /// Whether a new sandbox would have noticeably much to write.
+    pub(in super::super) fn is_much(&self) -> bool {
+        self.entries > super::bases::FEW
+    }
 }
 
 /// A directory; names ascend by their bytes.
@@ -261,13 +268,7 @@ impl Walk {
         }))
     }
 
-    fn file(
-        &mut self,
-        folder: &Folder,
-        name: &[u8],
-        meta: Meta,
-        known: Option<&Seen>,
-    ) -> Result<Option<Met>, Error> {
+    fn file(&mut self, folder: &Folder, name: &[u8], meta: Meta, known: Option<&Seen>) -> Result<Option<Met>, Error> {
         if let Some(Seen::File {
             stamp,
             blob,
@@ -312,11 +313,7 @@ impl Walk {
         } else {
             let stored = self.batch.put_reader(&mut &file, allowance);
             let (blob, size) = stored.map_err(|e| e.at(&self.path))?;
-            let content = Content::Stored {
-                blob,
-                size,
-                attributes,
-            };
+            let content = Content::Stored { blob, size, attributes };
             (content, size)
         };
         self.meter.file(size, &self.path)?;

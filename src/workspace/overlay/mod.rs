@@ -27,3 +27,5 @@ pub use bases::{Bases, MOST_BYTES};
 pub use look::{Counted, Look, Reading};
 pub use mount::{Ground, clear};
 pub use site::{Kept, Site};
+#[cfg(test)]
+mod tests;

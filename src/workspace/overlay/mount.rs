@@ -110,7 +110,12 @@ fn overlay(lower: &[u8], upper: &Path, work: &Path) -> io::Result<OwnedFd> {
     set("lowerdir", lower)?;
     set("upperdir", &escaped(upper))?;
     set("workdir", &escaped(work))?;
-    for (key, value) in [("redirect_dir", "on"), ("metacopy", "off"), ("index", "off"), ("xino", "on")] {
+    for (key, value) in [
+        ("redirect_dir", "on"),
+        ("metacopy", "off"),
+        ("index", "off"),
+        ("xino", "on"),
+    ] {
         set(key, value.as_bytes())?;
     }
     fsconfig_set_flag(context.as_fd(), "volatile")?;

@@ -13,9 +13,9 @@ use super::super::index::Known;
 use super::super::limits::Limits;
 use super::super::materialise::Owner;
 use super::super::trees::{Revision, Trees};
-use super::bases::{Base, Bases, FEW};
+use super::bases::Bases;
 use super::below::Below;
-use super::keep::{Outcome, keep};
+use super::keep::keep;
 use super::lay::{Linked, cost, lay};
 use super::look::{Counted, Look, Plan, Reading, look};
 use super::mount::Ground;
@@ -31,16 +31,9 @@ pub struct Site(Arc<Inner>);
 struct Inner {
     ground: Ground,
     /// `None`: a plain directory.
-    over: Option<Over>,
+    over: Option<Below>,
     /// What the walked directory was known to hold at the last look; `None` = nothing is known.
     known: Mutex<Option<Arc<Known>>>,
-}
-
-#[derive(Debug)]
-struct Over {
-    below: Below,
-    /// `None` where an earlier server laid it.
-    base: Option<Base>,
 }
 
 /// A workspace as it was at a look, durable.
@@ -71,16 +64,13 @@ impl Site {
         let pinned = Bases::pinned(&ground);
         let pinned = pinned.map_err(|e| Error::io("read", ground.pin().as_os_str().as_encoded_bytes(), e))?;
         let over = match pinned {
-            Some(revision) => Some(Over {
-                below: Below::new(trees, revision)?,
-                base: None,
-            }),
+            Some(revision) => Some(Below::new(trees, revision)?),
             None => None,
         };
         Ok(Self::new(ground, over, None))
     }
 
-    fn new(ground: Ground, over: Option<Over>, known: Option<Known>) -> Self {
+    fn new(ground: Ground, over: Option<Below>, known: Option<Known>) -> Self {
         Self(Arc::new(Inner {
             ground,
             over,
@@ -122,7 +112,7 @@ impl Site {
     }
 
     /// `None` when the base went while it was being looked for.
-    fn over(
+    pub(super) fn over(
         trees: &Trees,
         bases: &Bases,
         ground: &Ground,
@@ -140,9 +130,10 @@ impl Site {
         let below = Below::new(trees, base.about.revision)?;
         let folder = Folder::open(ground.upper()).map_err(failed("open"))?;
         let laid = lay(trees, &folder, Some(&below), revision, Some(owner), Linked::Made)?;
-        ground.mount(&base.layers, owner).map_err(failed("mount an overlay of"))?;
-        let base = Some(base);
-        Ok(Some(Self::new(ground.clone(), Some(Over { below, base }), Some(laid.root))))
+        ground
+            .mount(&base.layers, owner)
+            .map_err(failed("mount an overlay of"))?;
+        Ok(Some(Self::new(ground.clone(), Some(below), Some(laid.root))))
     }
 
     /// Takes away what an attempt left on a ground.
@@ -155,14 +146,21 @@ impl Site {
         }
         let folder = Folder::open(ground.upper()).map_err(failed)?;
         let names = folder.names(u64::MAX).map_err(failed)?.unwrap_or_default();
-        names.iter().try_for_each(|name| clearing::remove(&folder, name, &mut Vec::new()))
+        names
+            .iter()
+            .try_for_each(|name| clearing::remove(&folder, name, &mut Vec::new()))
     }
 
     /// Writes a revision into a plain site that is still empty, be its sandbox up or not.
     ///
     /// # Errors
     /// As [`Trees::materialise`].
-    pub(in super::super) fn furnish(&self, trees: &Trees, revision: Revision, owner: Option<Owner>) -> Result<(), Error> {
+    pub(in super::super) fn furnish(
+        &self,
+        trees: &Trees,
+        revision: Revision,
+        owner: Option<Owner>,
+    ) -> Result<(), Error> {
         let index = trees.materialise(revision, &self.path(), owner)?;
         self.learn(index.root);
         Ok(())
@@ -198,39 +196,17 @@ impl Site {
         look(&upper, trees.blobs.batch(), plan)
     }
 
-    /// Stores what a look took, durably before it returns; `None` when another look has to be taken.
+    /// Stores what a look took, durably before it returns.
     ///
     /// # Errors
-    /// [`Error::Io`].
-    pub(in super::super) fn keep(&self, trees: &Trees, look: Look) -> Result<Option<Kept>, Error> {
-        let below = self.0.over.as_ref().map(|over| &over.below);
-        match keep(trees, &self.upper()?, below, look)? {
-            Outcome::Kept { root, counted } => {
-                let known = self.learn(root);
-                let revision = Revision {
-                    tree: known.tree,
-                    times: known.times,
-                };
-                Ok(Some(Kept { revision, counted }))
-            }
-            Outcome::Changed => Ok(None),
-        }
-    }
-
-    /// Makes a base near to a revision that was kept here, if there is none: so that another sandbox which goes on from there has
-    /// little to write. Takes its time.
-    pub(in super::super) fn rebase(&self, trees: &Trees, bases: &Bases, kept: &Kept) -> Result<(), Error> {
-        if kept.counted.entries <= FEW || bases.support().is_err() {
-            return Ok(());
-        }
-        let near = bases.near(trees, kept.revision)?;
-        let (base, cost) = match near {
-            Some((_, cost)) if cost <= FEW => return Ok(()),
-            Some((base, cost)) => (Some(base), cost),
-            None => (None, u64::MAX),
+    /// [`Error::Changed`] after [`Reading::Later`], when another look has to be taken; [`Error::Io`].
+    pub(in super::super) fn keep(&self, trees: &Trees, look: Look) -> Result<Kept, Error> {
+        let (root, counted) = keep(trees, &self.upper()?, self.0.over.as_ref(), look)?;
+        let known = self.learn(root);
+        let revision = Revision {
+            tree: known.tree,
+            times: known.times,
         };
-        // A layer of nearly everything is one too many.
-        let over = base.filter(|base| cost <= base.about.entries / 4);
-        bases.make(trees, kept.revision, over.as_ref()).map(drop)
+        Ok(Kept { revision, counted })
     }
 }
