@@ -42,7 +42,10 @@ fn setting(name: &str, default: usize) -> Result<usize> {
 }
 
 async fn measure() -> Result<()> {
-    let (rounds, files) = (setting("EXUVIA_BENCH_ROUNDS", 5)?, setting("EXUVIA_BENCH_FILES", 12_000)?);
+    let (rounds, files) = (
+        setting("EXUVIA_BENCH_ROUNDS", 5)?,
+        setting("EXUVIA_BENCH_FILES", 12_000)?,
+    );
     let place = std::env::var_os("EXUVIA_BENCH_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
     let data = tempfile::tempdir_in(place)?;
     let (source, dir) = (data.path().join("source"), data.path().join("data"));
@@ -102,7 +105,14 @@ fn write(dir: &Path, n: usize, text: &str) -> Result<()> {
 }
 
 /// Frozen, durable, open, recreate, recreate when settled.
-async fn one(host: &Host, pool: &Pool, begin: Revision, files: usize, changed: usize, round: usize) -> Result<[Duration; 5]> {
+async fn one(
+    host: &Host,
+    pool: &Pool,
+    begin: Revision,
+    files: usize,
+    changed: usize,
+    round: usize,
+) -> Result<[Duration; 5]> {
     let bench = host.sandbox(pool, begin).await?;
     for n in 0..changed {
         write(&bench.site.path(), n * (files / changed), &format!("round {round}"))?;

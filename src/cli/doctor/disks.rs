@@ -41,7 +41,12 @@ fn try_one(data_dir: &Path) -> Result<Kind, String> {
 pub(super) fn overlays(data_dir: &Path) -> Finding {
     const NAME: &str = "workspaces over bases";
     if let Err(error) = std::fs::create_dir_all(data_dir) {
-        return Finding::new(NAME, State::Weak, error.to_string(), "see that the data directory can be made");
+        return Finding::new(
+            NAME,
+            State::Weak,
+            error.to_string(),
+            "see that the data directory can be made",
+        );
     }
     match Bases::new(data_dir).support() {
         Ok(()) => Finding::new(NAME, State::Ok, "overlays over idmapped bases", ""),

@@ -94,7 +94,9 @@ pub async fn find(store: &dyn Store, data_dir: &Path) -> Result<Named, Error> {
     leases(data_dir, &mut named).map_err(|error| Error::of(Kind::Internal, &error))?;
     // Workspaces of sandboxes may be laid over them.
     let bases = Bases::new(data_dir).revisions();
-    named.elsewhere.extend(bases.map_err(|error| Error::of(Kind::Internal, &error))?);
+    named
+        .elsewhere
+        .extend(bases.map_err(|error| Error::of(Kind::Internal, &error))?);
     Ok(named)
 }
 

@@ -353,28 +353,25 @@ impl Bases {
             lock.lock()?;
             let mut used = self.used()?;
             used.insert(newest.to_owned());
-            let (mut bytes, mut hidden) = (0, false);
-            let names = self.names()?;
             let mut all = Vec::new();
-            for name in names {
+            for name in self.names()? {
                 let base = self.load(&name)?;
-                // The base below was used when this one was.
-                used.extend(
-                    base.iter()
-                        .filter(|_| used.contains(&name))
-                        .filter_map(|base| base.about.over.clone())
-                        .collect::<Vec<_>>(),
-                );
-                all.push((name, base));
+                // The base below is used where this one is.
+                if let Some(base) = base.as_ref().filter(|_| used.contains(&name)) {
+                    used.extend(base.about.over.clone());
+                }
+                all.push((name, base.map(|base| base.about.bytes)));
             }
-            for (name, base) in all {
-                let size = base.as_ref().map_or(0, |base| base.about.bytes);
-                let fits = base.is_some() && bytes + size <= self.0.most_bytes;
-                if fits || used.contains(&name) {
-                    bytes += size;
-                } else {
-                    self.hide(&name)?;
-                    hidden = true;
+            let in_use = all.iter().filter(|(name, _)| used.contains(name));
+            let mut bytes: u64 = in_use.filter_map(|(_, size)| *size).sum();
+            let mut hidden = false;
+            for (name, size) in all.into_iter().filter(|(name, _)| !used.contains(name)) {
+                match size.filter(|size| bytes + size <= self.0.most_bytes) {
+                    Some(size) => bytes += size,
+                    None => {
+                        self.hide(&name)?;
+                        hidden = true;
+                    }
                 }
             }
             hidden
