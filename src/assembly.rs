@@ -25,6 +25,7 @@ use crate::sandbox::disk::Volumes;
 use crate::sandbox::{self, BackendName, reconcile};
 use crate::store::{self, sqlite::Sqlite};
 use crate::workdir::{self, WorkDirs};
+use crate::workspace::overlay::Bases;
 use crate::workspace::{self, Pool, Trees};
 
 /// What a service is made with.
@@ -142,6 +143,9 @@ impl Parts {
         if let Err(error) = workdir::sweep(&self.data_dir, is_kept) {
             tracing::warn!(%error, "working directories not swept");
         }
+        if let Err(error) = Bases::new(&self.data_dir).sweep() {
+            tracing::warn!(%error, "unfinished bases not swept");
+        }
         gone
     }
 }
@@ -149,7 +153,7 @@ impl Parts {
 /// Opens everything and makes a service that drives nothing yet.
 pub async fn open(config: &Config) -> Result<(Service, Parts), Error> {
     let parts = Parts::open(&config.data_dir).await?;
-    let pool = Pool::new(Trees::open(&config.data_dir)?);
+    let pool = Pool::new(Trees::open(&config.data_dir)?).over(Bases::new(&config.data_dir));
     let shop = Shop {
         store: Arc::clone(&parts.store),
         benches: bench::Maker::new(

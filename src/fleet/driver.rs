@@ -27,7 +27,8 @@ use super::trail::{Ids, actor};
 use crate::error::chain;
 use crate::ids::SnapshotId;
 use crate::sandbox::{self, Doomed};
-use crate::workspace::Snapshot;
+use crate::workspace;
+use crate::workspace::overlay::{Kept as Workspace, Reading};
 
 /// Before another try to end what would not end.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -59,7 +60,7 @@ struct Job {
 
 /// What came of a snapshot: also where it was taken, its processes may stand still now.
 struct Shot {
-    taken: Result<(Snapshot, Option<SnapshotId>), Error>,
+    taken: Result<(Workspace, Option<SnapshotId>), Error>,
     thawed: Result<(), sandbox::Error>,
 }
 
@@ -203,7 +204,7 @@ impl Driver {
                 },
                 taken = snapshot => {
                     if let Some(Job { by, done, .. }) = job.take() {
-                        let answer = self.taken(taken, &by, made).await;
+                        let answer = self.taken(taken, &by).await;
                         let _ = done.send(answer);
                     }
                 }
@@ -371,24 +372,44 @@ impl Driver {
     fn snapshot(&self, made: &Made, is_running: bool) -> BoxFuture<'static, Shot> {
         let sandbox = Arc::clone(&made.sandbox);
         let trees = self.fleet.maker.trees().clone();
-        let (directory, index) = (made.directory.workspace(), made.index.clone());
+        let site = made.site.clone();
         Box::pin(async move {
-            let still = match is_running {
-                true => sandbox.freeze().await,
-                false => Ok(()),
-            };
-            let taken = match still {
-                Ok(()) => trees.snapshot(directory, index).await.map_err(Error::from),
-                Err(error) => Err(error.into()),
-            };
-            // Also after a freeze that failed: it may have come half way.
-            let thawed = match is_running {
-                true => sandbox.thaw().await,
-                false => Ok(()),
-            };
-            Shot {
-                taken: taken.map(|taken| (taken, None)),
-                thawed,
+            let mut wanted = Reading::Later;
+            loop {
+                let still = match is_running {
+                    true => sandbox.freeze().await,
+                    false => Ok(()),
+                };
+                let looked = match still {
+                    Ok(()) => {
+                        // Where nothing but the guest is there, nobody has a file open.
+                        let reading = match sandbox.is_alone().await {
+                            true => wanted,
+                            false => Reading::Now,
+                        };
+                        trees.look(&site, reading).await.map_err(Error::from)
+                    }
+                    Err(error) => Err(error.into()),
+                };
+                // Also after a freeze that failed: it may have come half way.
+                let thawed = match is_running {
+                    true => sandbox.thaw().await,
+                    false => Ok(()),
+                };
+                let taken = match looked {
+                    Ok(look) => match trees.keep(&site, look).await {
+                        Err(workspace::Error::Changed(_)) if wanted == Reading::Later => {
+                            wanted = Reading::Now;
+                            continue;
+                        }
+                        kept => kept.map_err(Error::from),
+                    },
+                    Err(error) => Err(error),
+                };
+                return Shot {
+                    taken: taken.map(|taken| (taken, None)),
+                    thawed,
+                };
             }
         })
     }
@@ -397,16 +418,16 @@ impl Driver {
     fn snapshot_memory(&self, made: &Made) -> BoxFuture<'static, Shot> {
         let sandbox = Arc::clone(&made.sandbox);
         let trees = self.fleet.maker.trees().clone();
-        let (directory, index) = (made.directory.workspace(), made.index.clone());
+        let site = made.site.clone();
         let data_dir = self.fleet.maker.data_dir().to_owned();
         let (lease, id, at) = (self.lease.clone(), self.member.id.clone(), self.member.clock.now());
         Box::pin(async move {
             let taken = async {
                 let draft = blocking(move || Draft::begin(&data_dir)).await?;
                 let still = sandbox.checkpoint(draft.dir()).await?;
-                let taken = trees.snapshot(directory, index).await;
+                let looked = trees.look(&site, Reading::Now).await;
                 drop(still);
-                let taken = taken?;
+                let taken = trees.keep(&site, looked?).await?;
                 let shape = Shape {
                     backend: lease.backend,
                     image: lease.spec.image,
@@ -426,7 +447,7 @@ impl Driver {
         })
     }
 
-    async fn taken(&self, shot: Shot, by: &str, made: &mut Made) -> Result<Taken, Error> {
+    async fn taken(&self, shot: Shot, by: &str) -> Result<Taken, Error> {
         self.member.activity.touch();
         let taken = match (shot.taken, shot.thawed) {
             (taken, Ok(())) => taken,
@@ -439,13 +460,12 @@ impl Driver {
         let (outcome, details) = match &taken {
             Ok((taken, memory)) => (
                 "ok",
-                json!({ "tree": taken.revision.tree, "skipped": taken.report.skipped_total, "snapshot": memory }),
+                json!({ "tree": taken.revision.tree, "skipped": taken.counted.skipped_total, "snapshot": memory }),
             ),
             Err(error) => ("failed", json!({ "reason": chain(error) })),
         };
         self.record(&actor(by), "sandbox.snapshot", outcome, details).await;
         let (taken, memory) = taken?;
-        made.index = Some(taken.index);
         Ok(Taken {
             revision: taken.revision,
             memory,

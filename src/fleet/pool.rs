@@ -264,7 +264,7 @@ impl Begun {
 
     async fn make(&self, maker: &Maker, nursery: &Nursery) -> Result<(), Error> {
         let shelf = &self.pool.shelves[self.at];
-        let mut made = maker.make(SandboxId::random(), &shelf.shape).await?;
+        let mut made = maker.make(SandboxId::random(), &shelf.shape, None).await?;
         let ready = async {
             made.warm = warm_up(&made, &shelf.shape, maker, nursery).await?;
             park(&made).await

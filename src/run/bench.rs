@@ -24,7 +24,8 @@ use crate::task::Task;
 use crate::tool::registry::Registry;
 use crate::tool::{self, ToolResult};
 use crate::workdir::{self, WorkDir, WorkDirs};
-use crate::workspace::{self, BlobId, Index, Pool, Revision};
+use crate::workspace::overlay::{Look, Reading, Site};
+use crate::workspace::{self, BlobId, Pool, Revision};
 
 /// How long a sandbox's processes have to end by themselves when it is closed.
 const GRACE: Duration = Duration::from_millis(200);
@@ -190,24 +191,21 @@ impl Maker {
         let env = sandbox::image::environment(&task.image, &self.data_dir);
         let made = async {
             let env = env?;
-            let index = self
-                .pool
-                .materialise(revision, directory.workspace(), Some(owner))
-                .await?;
+            let site = self.pool.lay(directory.ground(), revision, Some(owner)).await?;
             let spec = Spec {
                 id: id.clone(),
                 image: task.image.clone(),
                 isolation: policy.isolation(),
                 limits: policy.limits().clone(),
                 identity: claim.identity(),
-                workspace: Some(directory.workspace()),
+                workspace: Some(site.path()),
                 mounts: policy.mounts().to_vec(),
                 labels: [("run".to_owned(), record.run.to_string())].into(),
             };
             let filter = self.filters.of(policy.seccomp()).to_vec();
-            Ok::<_, Error>((Sandbox::open(backend, spec, filter).await?, index, env))
+            Ok::<_, Error>((Sandbox::open(backend, spec, filter).await?, site, env))
         };
-        let (sandbox, index, env) = match made.await {
+        let (sandbox, site, env) = match made.await {
             Ok(made) => made,
             Err(error) => {
                 // Not before the last process that might write into it has ended: `Sandbox::open` sees to that.
@@ -225,7 +223,7 @@ impl Maker {
             store: Arc::clone(&self.store),
             record: record.clone(),
             opened_at: self.clock.now(),
-            index: tokio::sync::Mutex::new(index),
+            site: tokio::sync::Mutex::new(site),
             artifacts: Mutex::new(known_artifacts.into_iter().collect()),
         };
         let details = json!({ "backend": task.backend, "image": task.image, "isolation": policy.isolation(),
@@ -263,8 +261,8 @@ pub struct Bench {
     store: Arc<dyn Store>,
     record: RunRecord,
     opened_at: Timestamp,
-    /// What the directory is known to hold.
-    index: tokio::sync::Mutex<Index>,
+    /// One snapshot is taken at a time.
+    site: tokio::sync::Mutex<Site>,
     /// What this run has stored, and may read back.
     artifacts: Mutex<std::collections::BTreeSet<String>>,
 }
@@ -305,22 +303,38 @@ impl Bench {
             .saturating_sub(self.clock.now().since(self.opened_at))
     }
 
-    /// Takes the workspace as it is now; durable on return. Everything in the sandbox stands still meanwhile.
+    /// Takes the workspace as it is now; durable on return. Everything in the sandbox stands still while it is looked at.
     pub async fn snapshot(&self) -> Result<Revision, Error> {
-        let mut index = self.index.lock().await;
-        self.sandbox.freeze().await?;
-        let taken = self
-            .pool
-            .snapshot(self.directory.workspace(), Some(index.clone()))
-            .await;
-        let thawed = self.sandbox.thaw().await;
-        let taken = taken?;
-        thawed?;
-        if taken.report.skipped_total > 0 {
-            tracing::warn!(run = %self.record.run, skipped = taken.report.skipped_total, "special files are not kept");
+        let site = self.site.lock().await;
+        let mut looked = self.look(&site, Reading::Later).await?;
+        let kept = loop {
+            match self.pool.keep(&site, looked).await {
+                Err(workspace::Error::Changed(path)) => {
+                    tracing::debug!(run = %self.record.run, path, "changed after the look: another one");
+                    looked = self.look(&site, Reading::Now).await?;
+                }
+                kept => break kept?,
+            }
+        };
+        if kept.counted.skipped_total > 0 {
+            tracing::warn!(run = %self.record.run, skipped = kept.counted.skipped_total, "special files are not kept");
         }
-        *index = taken.index;
-        Ok(taken.revision)
+        Ok(kept.revision)
+    }
+
+    /// Looks at the workspace while everything stands still.
+    async fn look(&self, site: &Site, reading: Reading) -> Result<Look, Error> {
+        self.sandbox.freeze().await?;
+        // Where nothing but the guest is there, nobody has a file open.
+        let reading = match self.sandbox.is_alone().await {
+            true => reading,
+            false => Reading::Now,
+        };
+        let looked = self.pool.look(site, reading).await;
+        let thawed = self.sandbox.thaw().await;
+        let looked = looked?;
+        thawed?;
+        Ok(looked)
     }
 
     /// Ends the sandbox and removes the directory. May be called again.

@@ -208,6 +208,11 @@ impl Sandbox {
         self.place.backend.freeze(&self.place.sandbox, false).await
     }
 
+    /// Whether there is certainly no process in it but its guest. To be asked while it stands still.
+    pub async fn is_alone(&self) -> bool {
+        self.usage().await.is_ok_and(|usage| usage.pids == 1)
+    }
+
     /// Asks the guest whether it is there.
     ///
     /// # Errors

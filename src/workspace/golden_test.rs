@@ -27,7 +27,12 @@ fn build(dir: &Path, name: &str) {
     fs::write(dir.join("empty"), "").unwrap();
     fs::write(dir.join("long"), "a line that is said again\n".repeat(100)).unwrap();
     symlink("/etc/passwd", dir.join("link")).unwrap();
-    for (name, mode) in [("src", 0o755), ("src/main.rs", 0o644), ("long", 0o644), ("empty", 0o600)] {
+    for (name, mode) in [
+        ("src", 0o755),
+        ("src/main.rs", 0o644),
+        ("long", 0o644),
+        ("empty", 0o600),
+    ] {
         fs::set_permissions(dir.join(name), fs::Permissions::from_mode(mode)).unwrap();
     }
     if name != "tree-1" {

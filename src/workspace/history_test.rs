@@ -17,7 +17,7 @@ use super::testing::{Bench, cases, everything, links_and_attributes, names, snap
 
 /// One thing that a program does to a directory. Paths are numbers, see [`at`].
 #[derive(Debug, Clone)]
-enum Deed {
+pub(super) enum Deed {
     Write(usize, Vec<u8>),
     Append(usize),
     WriteFarBehind(usize),
@@ -31,7 +31,7 @@ enum Deed {
     SetTime(usize, u32),
 }
 
-fn deed() -> impl Strategy<Value = Deed> {
+pub(super) fn deed() -> impl Strategy<Value = Deed> {
     let path = 0_usize..60;
     let bytes = prop::collection::vec(any::<u8>(), 0..40);
     prop_oneof![
@@ -60,7 +60,7 @@ fn at(dir: &Path, number: usize) -> PathBuf {
 }
 
 /// Does it as far as the directory has it so; what fails changes nothing.
-fn act(dir: &Path, deed: &Deed) {
+pub(super) fn act(dir: &Path, deed: &Deed) {
     let is_link = |path: &Path| fs::symlink_metadata(path).is_ok_and(|meta| meta.is_symlink());
     let open = |path: &Path| match is_link(path) {
         true => None,
@@ -121,7 +121,7 @@ fn act(dir: &Path, deed: &Deed) {
     }
 }
 
-fn copied(from: &Path, to: &Path) {
+pub(super) fn copied(from: &Path, to: &Path) {
     let done = Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap();
     assert!(done.success());
 }

@@ -256,7 +256,7 @@ impl<'a> Fill<'a> {
     }
 
     /// Gives a fresh file or directory its extended attributes.
-    fn mark(&self, made: impl std::os::fd::AsFd, attributes: Option<BlobId>) -> Result<(), Error> {
+    pub fn mark(&self, made: impl std::os::fd::AsFd, attributes: Option<BlobId>) -> Result<(), Error> {
         if attributes.is_none() {
             return Ok(());
         }

@@ -42,6 +42,7 @@ mod limits;
 mod links;
 mod materialise;
 mod name;
+pub mod overlay;
 mod packs;
 mod patch;
 mod pool;

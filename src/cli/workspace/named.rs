@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::super::Error;
 use crate::error::Kind;
 use crate::store::{self, Query, Store};
+use crate::workspace::overlay::Bases;
 use crate::workspace::{BlobId, Revision, TreeId};
 
 /// Runs, entries and records that are read at a time.
@@ -91,6 +92,11 @@ pub async fn find(store: &dyn Store, data_dir: &Path) -> Result<Named, Error> {
         }
     }
     leases(data_dir, &mut named).map_err(|error| Error::of(Kind::Internal, &error))?;
+    // Workspaces of sandboxes may be laid over them.
+    let bases = Bases::new(data_dir).revisions();
+    named
+        .elsewhere
+        .extend(bases.map_err(|error| Error::of(Kind::Internal, &error))?);
     Ok(named)
 }
 
