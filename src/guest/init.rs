@@ -19,6 +19,7 @@ use nix::sys::stat::{Mode, umask};
 use nix::unistd::{ForkResult, Pid};
 
 use super::leash::{Leash, Patience};
+use super::mux::Breaks;
 use super::register::{Register, Shims};
 use super::sys::{self, Reaped};
 use super::{Source, mux, shim, tree};
@@ -37,8 +38,8 @@ pub fn run(source: Source) -> io::Result<()> {
     let (listener, shims) = match source {
         Opened::Connected(connection) => return shim::run(connection, &signals, None),
         Opened::Listening(listener) => (Listener::Socket(listener), Shims::new()),
-        Opened::Stdio => {
-            let (handoff, mux) = mux::start()?;
+        Opened::Stdio(breaks) => {
+            let (handoff, mux) = mux::start(breaks)?;
             // One that has no leash.
             (Listener::Handoff(handoff), Shims::from([(mux, None)]))
         }
@@ -55,7 +56,7 @@ pub fn run(source: Source) -> io::Result<()> {
 enum Opened {
     Listening(OwnedFd),
     Connected(UnixStream),
-    Stdio,
+    Stdio(Breaks),
 }
 
 /// Where connections come from, one at a time.
@@ -80,11 +81,11 @@ fn harden(source: Source) -> io::Result<Opened> {
     let opened = match source {
         Source::ListenFd(fd) => Opened::Listening(keep(fd)?),
         Source::ConnectFd(fd) => Opened::Connected(keep(fd)?.into()),
-        Source::Stdio => {
+        Source::Stdio(breaks) => {
             sys::close_range(3, u32::MAX, false)?;
             // gVisor makes these whatever it is told. They are its own, and nobody needs them.
             let _ = (fs::remove_file("/dev/fuse"), fs::remove_dir_all("/dev/net"));
-            Opened::Stdio
+            Opened::Stdio(breaks)
         }
         Source::ListenPath(path) => {
             sys::close_range(3, u32::MAX, false)?;

@@ -39,7 +39,7 @@ enum Source {
     /// One inherited, connected unix socket: one exec, then the end.
     ConnectFd(RawFd),
     /// Standard input and output, which carry all connections.
-    Stdio,
+    Stdio(mux::Breaks),
 }
 
 /// Runs the agent; returns only to end the sandbox.
@@ -55,10 +55,12 @@ pub fn main() -> ExitCode {
 }
 
 fn source() -> Result<Source, String> {
-    const USAGE: &str = "usage: exuvia-guest --listen-fd N | --listen-path PATH | --connect-fd N | --stdio";
+    const USAGE: &str = "usage: exuvia-guest --listen-fd N | --listen-path PATH | --connect-fd N | --stdio | --stdio-line";
     let mut arguments = std::env::args_os().skip(1);
-    if std::env::args_os().skip(1).eq(["--stdio"]) {
-        return Ok(Source::Stdio);
+    for (word, breaks) in [("--stdio", mux::Breaks::Never), ("--stdio-line", mux::Breaks::Expected)] {
+        if std::env::args_os().skip(1).eq([word]) {
+            return Ok(Source::Stdio(breaks));
+        }
     }
     let (Some(option), Some(value), None) = (arguments.next(), arguments.next(), arguments.next()) else {
         return Err(USAGE.to_owned());

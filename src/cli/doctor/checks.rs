@@ -188,8 +188,12 @@ pub(super) async fn more(data_dir: &Path) -> Vec<Finding> {
 async fn docker(data_dir: &Path) -> Finding {
     const NAME: &str = "backend `docker`";
     match Docker::open(data_dir, None).await {
-        Ok(_) => {
-            let detail = "the engine answers; whoever may use its socket is root here";
+        Ok(docker) => {
+            let gvisor = match docker.gvisor() {
+                Ok(()) => "isolation `gvisor` too, by its runtime `runsc`".to_owned(),
+                Err(missing) => format!("no isolation `gvisor`: {missing}"),
+            };
+            let detail = format!("the engine answers; whoever may use its socket is root here; {gvisor}");
             Finding::new(NAME, State::Ok, detail, "")
         }
         Err(crate::sandbox::Error::Unsupported { missing, .. }) => Finding::new(NAME, State::Absent, missing, ""),

@@ -64,6 +64,17 @@ impl Group {
             &self.file(Controller::Cpu, "cpu.cfs_quota_us"),
             &quota_us(limits.cpus).to_string(),
         )?;
+        self.limit_devices()
+    }
+
+    /// Version 1: nothing but [`DEVICES`] can be opened from here on.
+    ///
+    /// # Errors
+    /// When that cannot be set, or did not take.
+    pub fn limit_devices(&self) -> Result<(), Error> {
+        if self.version() == Version::V2 {
+            return Ok(());
+        }
         write(&self.file(Controller::Devices, "devices.deny"), "a")?;
         for device in DEVICES {
             write(&self.file(Controller::Devices, "devices.allow"), device)?;

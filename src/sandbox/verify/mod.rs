@@ -72,7 +72,8 @@ pub struct Expected {
     pub oom_score_adj: i32,
     /// The most of each, hard and soft, by its name in `/proc/PID/limits`.
     pub rlimits: Vec<(&'static str, u64)>,
-    pub hostname: &'static str,
+    /// `None` where it is not the kernel that tells programs.
+    pub hostname: Option<&'static str>,
     /// `None` where what programs see is not what the first process sees.
     pub mounts: Option<Mounts>,
     pub group: Group,

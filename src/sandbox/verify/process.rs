@@ -24,8 +24,8 @@ pub(super) fn breaches(facts: &Facts, expected: &Expected) -> Vec<Breach> {
             facts.oom_score_adj.trim(),
         )),
     }
-    if facts.hostname != expected.hostname {
-        found.push(Breach::new("host name", expected.hostname, &facts.hostname));
+    if let Some(wanted) = expected.hostname.filter(|wanted| facts.hostname != *wanted) {
+        found.push(Breach::new("host name", wanted, &facts.hostname));
     }
     found.extend(group(facts, expected));
     found

@@ -69,7 +69,7 @@ fn expected() -> Expected {
             ("Max file size", 2 << 30),
             ("Max open files", 4096),
         ],
-        hostname: "sandbox",
+        hostname: Some("sandbox"),
         mounts: Some(Mounts {
             root: vec!["nosuid", "nodev"],
             may_follow: false,

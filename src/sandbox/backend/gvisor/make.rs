@@ -79,7 +79,7 @@ pub(in crate::sandbox::backend) fn expected(spec: &Spec, group: Group) -> Expect
         filtered: false,
         oom_score_adj: OOM_SCORE_ADJ,
         rlimits: Vec::new(),
-        hostname: image::HOSTNAME,
+        hostname: Some(image::HOSTNAME),
         mounts: None,
         group,
         limits: host_limits(&spec.limits),
