@@ -22,8 +22,12 @@ use super::leash::{Leash, Patience};
 use super::mux::Breaks;
 use super::register::{Register, Shims};
 use super::sys::{self, Reaped};
+use super::shim::Room;
 use super::{Source, mux, shim, tree};
 use crate::wire;
+
+/// Shims beyond the most commands at once, for connections that run nothing: those that end commands above all.
+const SPARE: usize = 32;
 
 /// CAP_KILL, CAP_SETGID, CAP_SETUID: to become the program's user, and to end it.
 const KEPT_CAPABILITIES: u64 = 1 << 5 | 1 << 6 | 1 << 7;
@@ -35,19 +39,20 @@ pub fn run(source: Source) -> io::Result<()> {
     // A tree is found over /proc; without it no end of an exec could be promised.
     fs::metadata("/proc/self/stat").map_err(|error| io::Error::other(format!("/proc is not mounted: {error}")))?;
     let signals = signals()?;
-    let (listener, shims) = match source {
-        Opened::Connected(connection) => return shim::run(connection, &signals, None),
-        Opened::Listening(listener) => (Listener::Socket(listener), Shims::new()),
-        Opened::Stdio(breaks) => {
+    let (listener, shims, most) = match source {
+        Opened::Connected(connection) => return shim::run(connection, &signals, None, Room::Free),
+        Opened::Listening(listener) => (Listener::Socket(listener), Shims::new(), None),
+        Opened::Stdio(breaks, most) => {
             let (handoff, mux) = mux::start(breaks)?;
             // One that has no leash.
-            (Listener::Handoff(handoff), Shims::from([(mux, None)]))
+            (Listener::Handoff(handoff), Shims::from([(mux, None)]), Some(most))
         }
     };
     Init {
         listener,
         signals,
         shims,
+        most,
         register: Register::default(),
     }
     .serve()
@@ -56,7 +61,7 @@ pub fn run(source: Source) -> io::Result<()> {
 enum Opened {
     Listening(OwnedFd),
     Connected(UnixStream),
-    Stdio(Breaks),
+    Stdio(Breaks, usize),
 }
 
 /// Where connections come from, one at a time.
@@ -81,11 +86,11 @@ fn harden(source: Source) -> io::Result<Opened> {
     let opened = match source {
         Source::ListenFd(fd) => Opened::Listening(keep(fd)?),
         Source::ConnectFd(fd) => Opened::Connected(keep(fd)?.into()),
-        Source::Stdio(breaks) => {
+        Source::Stdio(breaks, most) => {
             sys::close_range(3, u32::MAX, false)?;
             // gVisor makes these whatever it is told. They are its own, and nobody needs them.
             let _ = (fs::remove_file("/dev/fuse"), fs::remove_dir_all("/dev/net"));
-            Opened::Stdio(breaks)
+            Opened::Stdio(breaks, most)
         }
         Source::ListenPath(path) => {
             sys::close_range(3, u32::MAX, false)?;
@@ -123,6 +128,8 @@ struct Init {
     signals: SignalFd,
     /// Of the mux too.
     shims: Shims,
+    /// Commands at once. `None` where the kernel's own limits end nothing else.
+    most: Option<usize>,
     register: Register,
 }
 
@@ -227,6 +234,11 @@ impl Init {
             }
             Err(error) => return Err(error.into()),
         };
+        let room = self.room();
+        if room == Room::None {
+            refuse(connection, Errno::EAGAIN);
+            return Ok(());
+        }
         let (ours, theirs) = match Leash::pair() {
             Ok(pair) => pair,
             Err(errno) => {
@@ -240,7 +252,7 @@ impl Init {
                 let result = signals().and_then(|signals| {
                     let mut kept = [connection.as_raw_fd(), theirs.as_raw_fd(), signals.as_fd().as_raw_fd()];
                     close_others(&mut kept)?;
-                    shim::run(connection, &signals, Some(&theirs))
+                    shim::run(connection, &signals, Some(&theirs), room)
                 });
                 sys::exit(i32::from(result.is_err()))
             }
@@ -250,6 +262,15 @@ impl Init {
             Err(errno) => refuse(connection, errno),
         }
         Ok(())
+    }
+
+    /// How much may begin. The mux is one of the shims.
+    fn room(&self) -> Room {
+        match self.most {
+            Some(most) if self.shims.len() > most + SPARE => Room::None,
+            Some(most) if self.shims.len() > most => Room::Words { most },
+            Some(_) | None => Room::Free,
+        }
     }
 
     /// Asks everything to end, and waits for that; whoever sent SIGTERM kills this process when it takes too long.

@@ -15,8 +15,17 @@ use super::session::{Facts, Session, answer, no_such_exec};
 use super::{dial, sys};
 use crate::wire::{self, Fault, event, request};
 
+/// What a connection may begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    Free,
+    /// No command: there are `most`. A word to one that runs, or about them, is heard.
+    Words { most: usize },
+    None,
+}
+
 /// Serves one connection to its end. Without a leash, which is without init, there are no detachable execs.
-pub fn run(mut connection: UnixStream, signals: &SignalFd, leash: Option<&Leash>) -> io::Result<()> {
+pub fn run(mut connection: UnixStream, signals: &SignalFd, leash: Option<&Leash>, room: Room) -> io::Result<()> {
     prctl::set_child_subreaper(true)?;
     // Until there is a tree to see to, SIGTERM just ends this process.
     let mut term = SigSet::empty();
@@ -27,7 +36,13 @@ pub fn run(mut connection: UnixStream, signals: &SignalFd, leash: Option<&Leash>
     };
     term.thread_block()?;
     match request.generation {
-        wire::GENERATION => serve(connection, request, signals, leash),
+        wire::GENERATION => match (room, &request.kind) {
+            (Room::Words { most }, Some(request::Kind::Exec(_) | request::Kind::Dial(_))) => {
+                let message = format!("the sandbox has {most} commands and connections at once, which is its most");
+                answer(&mut connection, event::Kind::Fault(fault("limit", message, None)))
+            }
+            _ => serve(connection, request, signals, leash),
+        },
         other => {
             let message = format!("this guest speaks generation {}, not {other}", wire::GENERATION);
             answer(&mut connection, event::Kind::Fault(fault("generation", message, None)))

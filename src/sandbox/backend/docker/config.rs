@@ -18,7 +18,7 @@ use super::record::Record;
 use crate::sandbox::cgroup::{Group, PERIOD_US, quota_us};
 use crate::sandbox::image::HOSTNAME;
 use crate::sandbox::verify::{Expected, Mounts, Writable};
-use crate::sandbox::backend::gvisor::host_limits;
+use crate::sandbox::backend::gvisor::{host_limits, most_commands};
 use crate::sandbox::{Error, Isolation, Limits, Mount, Spec, walls};
 
 const GUEST: &str = "/.exuvia/guest";
@@ -102,7 +102,7 @@ pub fn container(spec: &Spec, parts: Parts<'_>) -> Result<ContainerCreateBody, E
         image: Some(parts.image.id.clone()),
         entrypoint: strings(&[GUEST]),
         cmd: Some(match is_gvisor {
-            true => vec!["--stdio-line".into()],
+            true => vec!["--stdio-line".into(), most_commands(limits).to_string()],
             false => vec![
                 "--listen-path".into(),
                 format!("{}/{}", channel::INSIDE, channel::SOCKET),
