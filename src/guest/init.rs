@@ -21,8 +21,8 @@ use nix::unistd::{ForkResult, Pid};
 use super::leash::{Leash, Patience};
 use super::mux::Breaks;
 use super::register::{Register, Shims};
-use super::sys::{self, Reaped};
 use super::shim::Room;
+use super::sys::{self, Reaped};
 use super::{Source, mux, shim, tree};
 use crate::wire;
 

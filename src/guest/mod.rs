@@ -55,7 +55,8 @@ pub fn main() -> ExitCode {
 }
 
 fn source() -> Result<Source, String> {
-    const USAGE: &str = "usage: exuvia-guest --listen-fd N | --listen-path PATH | --connect-fd N | --stdio MOST | --stdio-line MOST";
+    const USAGE: &str =
+        "usage: exuvia-guest --listen-fd N | --listen-path PATH | --connect-fd N | --stdio MOST | --stdio-line MOST";
     let mut arguments = std::env::args_os().skip(1);
     let (Some(option), Some(value), None) = (arguments.next(), arguments.next(), arguments.next()) else {
         return Err(USAGE.to_owned());

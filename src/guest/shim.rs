@@ -20,7 +20,9 @@ use crate::wire::{self, Fault, event, request};
 pub enum Room {
     Free,
     /// No command: there are `most`. A word to one that runs, or about them, is heard.
-    Words { most: usize },
+    Words {
+        most: usize,
+    },
     None,
 }
 

@@ -97,7 +97,9 @@ impl Packets {
     fn understand(&mut self, length: usize, heard: &mut Vec<Heard>) -> usize {
         let mut rest = &self.raw[..length];
         while !self.is_deaf {
-            let Some((head, body)) = rest.split_first_chunk::<2>() else { break };
+            let Some((head, body)) = rest.split_first_chunk::<2>() else {
+                break;
+            };
             let size = usize::from(u16::from_be_bytes(*head));
             if size == 0 || size > PACKET || body.get(size).is_some_and(|end| *end != 0) {
                 self.is_deaf = true;
@@ -223,7 +225,11 @@ mod tests {
                 all.retain(|one| *one != Heard::Garbled);
                 let mut expected = vec![Heard::Hail(ONE)];
                 if cut >= whole {
-                    let rest = if cut == first.len() { &first[whole + 2..cut - 1] } else { b"" };
+                    let rest = if cut == first.len() {
+                        &first[whole + 2..cut - 1]
+                    } else {
+                        b""
+                    };
                     expected.push(Heard::Bytes([b"whole", rest].concat()));
                 }
                 expected.extend([Heard::Hail(TWO), Heard::Bytes(b"again".to_vec())]);

@@ -393,7 +393,9 @@ impl Mux {
             Kind::Open | Kind::Pause | Kind::Resume | Kind::End if !is_guest => {
                 return Err(Violation("a frame that only the host may send"));
             }
-            Kind::Paused | Kind::Resumed | Kind::Deaf if is_guest => return Err(Violation("a frame that only the guest may send")),
+            Kind::Paused | Kind::Resumed | Kind::Deaf if is_guest => {
+                return Err(Violation("a frame that only the guest may send"));
+            }
             Kind::Open if id <= self.last => return Err(Violation("a connection's number used twice")),
             Kind::Open => {
                 self.last = id;

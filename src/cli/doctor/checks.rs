@@ -94,16 +94,6 @@ fn control_groups() -> Vec<Finding> {
         let detail = format!("{version}: {}", writable.join(", "));
         findings.push(Finding::new("control groups", State::Ok, detail, ""));
     }
-    if hierarchies.version() == Version::V2 {
-        let detail =
-            "version 2 has no device controller without BPF: user namespaces and `nodev` alone keep devices out";
-        findings.push(Finding::new(
-            "device control group",
-            State::Weak,
-            detail,
-            "none needed with the default policy",
-        ));
-    }
     findings
 }
 

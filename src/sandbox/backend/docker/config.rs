@@ -15,10 +15,10 @@ use super::channel;
 use super::gvisor;
 use super::image::Ready;
 use super::record::Record;
+use crate::sandbox::backend::gvisor::{host_limits, most_commands};
 use crate::sandbox::cgroup::{Group, PERIOD_US, quota_us};
 use crate::sandbox::image::HOSTNAME;
 use crate::sandbox::verify::{Expected, Mounts, Writable};
-use crate::sandbox::backend::gvisor::{host_limits, most_commands};
 use crate::sandbox::{Error, Isolation, Limits, Mount, Spec, walls};
 
 const GUEST: &str = "/.exuvia/guest";

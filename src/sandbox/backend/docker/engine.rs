@@ -11,8 +11,8 @@ use std::time::Duration;
 use bollard::container::AttachContainerResults;
 use bollard::models::{ContainerCreateBody, ContainerInspectResponse, ContainerSummary, ImageInspect, SystemInfo};
 use bollard::query_parameters::{
-    AttachContainerOptions, CreateContainerOptions, CreateImageOptions, InspectContainerOptions, ListContainersOptions, RemoveContainerOptions,
-    StartContainerOptions, StopContainerOptions,
+    AttachContainerOptions, CreateContainerOptions, CreateImageOptions, InspectContainerOptions, ListContainersOptions,
+    RemoveContainerOptions, StartContainerOptions, StopContainerOptions,
 };
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt};

@@ -18,7 +18,12 @@ pub const RUNTIME: &str = "runsc";
 
 /// No packet path; no socket of the host; files through the gofer, so that gVisor's kernel itself is nobody on the host; what is
 /// written goes where it is counted.
-const OPTIONS: [&str; 4] = ["--network=none", "--host-uds=none", "--directfs=false", "--overlay2=none"];
+const OPTIONS: [&str; 4] = [
+    "--network=none",
+    "--host-uds=none",
+    "--directfs=false",
+    "--overlay2=none",
+];
 /// What gVisor's kernel runs as on the host.
 const NOBODY: u32 = 65_534;
 /// CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER, CAP_FSETID, CAP_SYS_CHROOT: the gofer's, which opens files
@@ -76,7 +81,13 @@ pub fn expected(record: &Record, group: Group) -> Expected {
 pub fn breaches(kernel: i32, group: &Group) -> Vec<Breach> {
     let pids = match group.pids() {
         Ok(pids) => pids,
-        Err(error) => return vec![Breach::new("processes of runsc", "to be known", crate::error::chain(&error))],
+        Err(error) => {
+            return vec![Breach::new(
+                "processes of runsc",
+                "to be known",
+                crate::error::chain(&error),
+            )];
+        }
     };
     let mut found = options(&fs::read(format!("/proc/{kernel}/cmdline")).unwrap_or_default());
     for pid in pids {
@@ -105,7 +116,11 @@ fn held(status: &str) -> Vec<Breach> {
     let mut breaches = Vec::new();
     let powers = field("CapEff");
     if !u64::from_str_radix(powers, 16).is_ok_and(|set| set & !GOFER == 0) {
-        breaches.push(Breach::new("capabilities of runsc", format!("{GOFER:x} at most"), powers));
+        breaches.push(Breach::new(
+            "capabilities of runsc",
+            format!("{GOFER:x} at most"),
+            powers,
+        ));
     }
     for (name, wanted) in [("NoNewPrivs", "1"), ("Seccomp", "2")] {
         if field(name) != wanted {
@@ -148,11 +163,18 @@ mod tests {
 
     #[test]
     fn what_runs_weaker_than_asked_is_a_breach() {
-        let walls = |breaches: Vec<Breach>| breaches.into_iter().map(|breach| breach.to_string()).collect::<Vec<_>>();
+        let walls = |breaches: Vec<Breach>| {
+            breaches
+                .into_iter()
+                .map(|breach| breach.to_string())
+                .collect::<Vec<_>>()
+        };
         let cmdline = format!("runsc-sandbox\0{}\0boot\0", OPTIONS.join("\0"));
         assert_eq!(walls(options(cmdline.as_bytes())), Vec::<String>::new());
         assert_eq!(
-            walls(options(cmdline.replace("=none\0--host-uds", "=sandbox\0--host-uds").as_bytes())),
+            walls(options(
+                cmdline.replace("=none\0--host-uds", "=sandbox\0--host-uds").as_bytes()
+            )),
             ["options of runsc: another or none in place of --network=none"]
         );
         let status = "Name:\texe\nCapEff:\t000000000004001f\nNoNewPrivs:\t1\nSeccomp:\t2\n";

@@ -62,7 +62,9 @@ pub fn secret(directory: &Path) -> io::Result<Word> {
 fn random() -> io::Result<Word> {
     let random = ring::rand::SystemRandom::new();
     let made = ring::rand::generate::<[u8; WORD]>(&random);
-    Ok(made.map_err(|_| io::Error::other("the kernel gives no random bytes"))?.expose())
+    Ok(made
+        .map_err(|_| io::Error::other("the kernel gives no random bytes"))?
+        .expose())
 }
 
 impl Line {

@@ -124,7 +124,9 @@ impl Docker {
             false => None,
         };
         if remap.is_some() {
-            gvisor = Err("the engine remaps users, which `runsc` under it was not seen to take: use the backend `oci`".into());
+            gvisor = Err(
+                "the engine remaps users, which `runsc` under it was not seen to take: use the backend `oci`".into(),
+            );
         }
         let prepared = prepare(data_dir).map_err(|error| Error::Unsupported {
             wanted: "a data directory for sandboxes".into(),
@@ -381,7 +383,11 @@ impl Docker {
                 let read = verify::sandbox(pid, &self.hierarchies, &expected);
                 let mut breaches = read.err().unwrap_or_default();
                 breaches.extend(gvisor::breaches(pid, &group));
-                if breaches.is_empty() { Ok(()) } else { Err(Error::Breached(breaches)) }
+                if breaches.is_empty() {
+                    Ok(())
+                } else {
+                    Err(Error::Breached(breaches))
+                }
             }
         }
     }
@@ -589,6 +595,10 @@ impl Backend for Docker {
             identity: record.identity,
             user: self.user(record.identity)?,
         })
+    }
+
+    async fn programs(&self, sandbox: &Handle) -> Result<Option<cgroup::Group>, Error> {
+        self.group("look into", &sandbox.id).await.map(|(group, _)| Some(group))
     }
 
     async fn life(&self, sandbox: &Handle) -> Result<Life, Error> {

@@ -46,7 +46,10 @@ pub async fn t18_large_files_are_streams(case: &Case) {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert_eq!(case.output("ls -A; stat -c %s big").await, format!("big\n{}\n", pieces << 20));
+    assert_eq!(
+        case.output("ls -A; stat -c %s big").await,
+        format!("big\n{}\n", pieces << 20)
+    );
     let mut writing = files.write_stream("big/below", None).await.unwrap();
     let failed = async {
         for _ in 0..100 {
