@@ -127,7 +127,7 @@ impl Error {
                 "not_found" => Kind::NotFound,
                 "exists" => Kind::Exists,
                 "permission" => Kind::Denied,
-                "no_space" => Kind::Exhausted,
+                "no_space" | "limit" => Kind::Exhausted,
                 _ => Kind::Invalid,
             },
             Self::Sandbox(error) => error.kind(),

@@ -28,10 +28,15 @@ use nix::sys::stat::{Mode, umask};
 use nix::unistd::{ForkResult, Pid};
 
 use super::leash::{Leash, Message, Patience, Tag};
+use super::mux::Breaks;
 use super::register::{Register, Shims, say};
+use super::shim::Room;
 use super::sys::{self, Reaped};
 use super::{Source, mux, shim, tree};
 use crate::wire;
+
+/// Shims beyond the most commands at once, for connections that run nothing: those that end commands above all.
+const SPARE: usize = 32;
 
 /// CAP_KILL, CAP_SETGID, CAP_SETUID: to become the program's user, and to end it.
 const KEPT_CAPABILITIES: u64 = 1 << 5 | 1 << 6 | 1 << 7;
@@ -49,13 +54,13 @@ pub fn run(source: Source) -> io::Result<()> {
     // A tree is found over /proc; without it no end of an exec could be promised.
     fs::metadata("/proc/self/stat").map_err(|error| io::Error::other(format!("/proc is not mounted: {error}")))?;
     let signals = signals()?;
-    let (listener, shims) = match source {
-        Opened::Connected(connection) => return shim::run(connection, &signals, None).map(drop),
-        Opened::Listening(listener) => (Listener::Socket(listener), Shims::new()),
-        Opened::Stdio => {
-            let (handoff, mux) = mux::start()?;
+    let (listener, shims, most) = match source {
+        Opened::Connected(connection) => return shim::run(connection, &signals, None, Room::Free).map(drop),
+        Opened::Listening(listener) => (Listener::Socket(listener), Shims::new(), None),
+        Opened::Stdio(breaks, most) => {
+            let (handoff, mux) = mux::start(breaks)?;
             // One that has no leash.
-            (Listener::Handoff(handoff), Shims::from([(mux, None)]))
+            (Listener::Handoff(handoff), Shims::from([(mux, None)]), Some(most))
         }
     };
     Init {
@@ -63,6 +68,7 @@ pub fn run(source: Source) -> io::Result<()> {
         signals,
         shims,
         waiting: None,
+        most,
         register: Register::default(),
     }
     .serve()
@@ -71,7 +77,7 @@ pub fn run(source: Source) -> io::Result<()> {
 enum Opened {
     Listening(OwnedFd),
     Connected(UnixStream),
-    Stdio,
+    Stdio(Breaks, usize),
 }
 
 /// Where connections come from, one at a time.
@@ -147,11 +153,11 @@ fn harden(source: Source) -> io::Result<Opened> {
     let opened = match source {
         Source::ListenFd(fd) => Opened::Listening(keep(fd)?),
         Source::ConnectFd(fd) => Opened::Connected(keep(fd)?.into()),
-        Source::Stdio => {
+        Source::Stdio(breaks, most) => {
             sys::close_range(3, u32::MAX, false)?;
             // gVisor makes these whatever it is told. They are its own, and nobody needs them.
             let _ = (fs::remove_file("/dev/fuse"), fs::remove_dir_all("/dev/net"));
-            Opened::Stdio
+            Opened::Stdio(breaks, most)
         }
         Source::ListenPath(path) => {
             sys::close_range(3, u32::MAX, false)?;
@@ -191,6 +197,8 @@ struct Init {
     shims: Shims,
     /// The shim that takes the next connection.
     waiting: Option<Pid>,
+    /// Commands at once. `None` where the kernel's own limits end nothing else.
+    most: Option<usize>,
     register: Register,
 }
 
@@ -226,7 +234,7 @@ impl Init {
             };
             match poll(&mut fds, timeout) {
                 Ok(0) => {
-                    self.waiting = self.fork(None).ok();
+                    self.waiting = self.fork(None, Room::Free).ok();
                     // Out of processes: not again before something has happened.
                     is_tired = self.waiting.is_none();
                     continue;
@@ -265,12 +273,12 @@ impl Init {
                 self.waiting.take_if(|waiting| *waiting == pid);
             }
             Ok(Some(Message { tag: Tag::Free, .. })) => {
-                let answer = match self.waiting {
-                    None => Tag::Yes,
-                    Some(_) => Tag::No,
-                };
-                self.waiting.get_or_insert(pid);
-                say(&self.shims, pid, answer);
+                // Where there are too many, one that waits would not know it.
+                let may_wait = self.waiting.is_none() && self.room() == Room::Free;
+                if may_wait {
+                    self.waiting = Some(pid);
+                }
+                say(&self.shims, pid, if may_wait { Tag::Yes } else { Tag::No });
             }
             Ok(Some(message)) => self.register.hear(pid, message, &self.shims),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -313,14 +321,19 @@ impl Init {
                 return Ok(());
             }
         };
-        if let Err((errno, Some(connection))) = self.fork(Some(connection)) {
+        let room = self.room();
+        if room == Room::None {
+            refuse(connection, Errno::EAGAIN);
+            return Ok(());
+        }
+        if let Err((errno, Some(connection))) = self.fork(Some(connection), room) {
             refuse(connection, errno);
         }
         Ok(())
     }
 
     /// Forks a shim for a connection, or for the next that comes.
-    fn fork(&mut self, connection: Option<UnixStream>) -> Result<Pid, (Errno, Option<UnixStream>)> {
+    fn fork(&mut self, connection: Option<UnixStream>, room: Room) -> Result<Pid, (Errno, Option<UnixStream>)> {
         let (ours, theirs) = match Leash::pair() {
             Ok(pair) => pair,
             Err(errno) => return Err((errno, connection)),
@@ -333,7 +346,7 @@ impl Init {
                     kept.extend(connection.as_ref().map(AsRawFd::as_raw_fd));
                     kept.extend(self.listener.number());
                     close_others(kept)?;
-                    shim::run_all(connection, &signals, &theirs, &self.listener)
+                    shim::run_all(connection, &signals, &theirs, &self.listener, room)
                 });
                 sys::exit(i32::from(result.is_err()))
             }
@@ -342,6 +355,15 @@ impl Init {
                 Ok(child)
             }
             Err(errno) => Err((errno, connection)),
+        }
+    }
+
+    /// How much may begin. The mux is one of the shims.
+    fn room(&self) -> Room {
+        match self.most {
+            Some(most) if self.shims.len() > most + SPARE => Room::None,
+            Some(most) if self.shims.len() > most => Room::Words { most },
+            Some(_) | None => Room::Free,
         }
     }
 

@@ -17,6 +17,17 @@ use super::session::{Facts, Session, answer, no_such_exec};
 use super::{dial, sys};
 use crate::wire::{self, Fault, event, request};
 
+/// What a connection may begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    Free,
+    /// No command: there are `most`. A word to one that runs, or about them, is heard.
+    Words {
+        most: usize,
+    },
+    None,
+}
+
 /// Whether a shim is as it was before its connection came.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Fit {
@@ -26,7 +37,15 @@ pub enum Fit {
 }
 
 /// Serves one connection, the next that comes where there is none yet, and, as long as init has it so, those after it.
-pub fn run_all(first: Option<UnixStream>, signals: &SignalFd, leash: &Leash, listener: &Listener) -> io::Result<()> {
+///
+/// `room` is what the first may begin; init lets a shim go on only while there is room for all.
+pub fn run_all(
+    first: Option<UnixStream>,
+    signals: &SignalFd,
+    leash: &Leash,
+    listener: &Listener,
+    mut room: Room,
+) -> io::Result<()> {
     let mut here = first;
     loop {
         let connection = match here.take() {
@@ -43,18 +62,19 @@ pub fn run_all(first: Option<UnixStream>, signals: &SignalFd, leash: &Leash, lis
                 connection
             }
         };
-        if run(connection, signals, Some(leash))? == Fit::ForNone {
+        if run(connection, signals, Some(leash), room)? == Fit::ForNone {
             return Ok(());
         }
         let answer = ask(leash, Tag::Free, "", &[], None)?;
         if answer.is_none_or(|(tag, _)| tag != Tag::Yes) {
             return Ok(());
         }
+        room = Room::Free;
     }
 }
 
 /// Serves one connection to its end. Without a leash, which is without init, there are no detachable execs.
-pub fn run(mut connection: UnixStream, signals: &SignalFd, leash: Option<&Leash>) -> io::Result<Fit> {
+pub fn run(mut connection: UnixStream, signals: &SignalFd, leash: Option<&Leash>, room: Room) -> io::Result<Fit> {
     prctl::set_child_subreaper(true)?;
     // Until there is a tree to see to, SIGTERM just ends this process.
     let mut term = SigSet::empty();
@@ -72,7 +92,13 @@ pub fn run(mut connection: UnixStream, signals: &SignalFd, leash: Option<&Leash>
     let leaves_traces = matches!(&request.kind, Some(request::Kind::Exec(exec)) if exec.detachable || exec.drop_oldest);
     let fit = if leaves_traces { Fit::ForNone } else { Fit::ForAnother };
     match request.generation {
-        wire::GENERATION => serve(connection, request, came, signals, leash),
+        wire::GENERATION => match (room, &request.kind) {
+            (Room::Words { most }, Some(request::Kind::Exec(_) | request::Kind::Dial(_))) => {
+                let message = format!("the sandbox has {most} commands and connections at once, which is its most");
+                answer(&mut connection, event::Kind::Fault(fault("limit", message, None)))
+            }
+            _ => serve(connection, request, came, signals, leash),
+        },
         other => {
             let message = format!("this guest speaks generation {}, not {other}", wire::GENERATION);
             answer(&mut connection, event::Kind::Fault(fault("generation", message, None)))

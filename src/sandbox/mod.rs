@@ -112,7 +112,7 @@ impl Error {
         match self {
             Self::Unsupported { .. } | Self::Breached(_) => Kind::WrongState,
             // No process, no descriptor or no memory was left for it: nothing is wrong with what was asked.
-            Self::NotStarted { code, .. } if code == "limit" => Kind::Exhausted,
+            Self::NotStarted { code, .. } | Self::File { code, .. } if code == "limit" => Kind::Exhausted,
             Self::Image { .. } | Self::NotStarted { .. } | Self::File { .. } => Kind::Invalid,
             Self::NotFound(_) | Self::NoExec(_) => Kind::NotFound,
             Self::OutputDropped { .. } => Kind::WrongState,

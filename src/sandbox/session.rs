@@ -15,7 +15,7 @@ use super::backend::{Doomed, Still};
 use super::exec::{self, Background, Counters, EndReason, ExecInfo, GRACE, Offsets, Overflow, Place, Stdin, Tell};
 use super::files::Files;
 use super::mould::Mould;
-use super::{Backend, Command, Error, Exec, Finished, Handle, Identity, Isolation, Life, Limits, Spec, Usage};
+use super::{Backend, Command, Error, Exec, Finished, Handle, Identity, Isolation, Life, Limits, Spec, Usage, verify};
 use crate::ids::{ExecId, SandboxId};
 use crate::wire::{self, EnvVar, Rlimit};
 
@@ -59,14 +59,34 @@ impl Sandbox {
 
     async fn up(backend: Arc<dyn Backend>, sandbox: Handle, spec: Spec, filter: Vec<u8>) -> Result<Self, Error> {
         let place = place(backend, sandbox, &spec);
+        let sandbox = Self { place, spec, filter };
         let up = async {
-            place.backend.start(&place.sandbox).await?;
-            first_word(&place).await
+            sandbox.place.backend.start(&sandbox.place.sandbox).await?;
+            sandbox.look_at_a_program().await
         };
         match up.await {
-            Ok(()) => Ok(Self { place, spec, filter }),
-            Err(cause) => Err(cause.after(place.backend.destroy(&place.sandbox.id).await)),
+            Ok(()) => Ok(sandbox),
+            Err(cause) => Err(cause.after(sandbox.destroy().await)),
         }
+    }
+
+    /// The guest's first word; where the host sees programs, in the form of one that does nothing (the file plane, for which no image need
+    /// have a file), whose walls are read back. Promise 3.
+    async fn look_at_a_program(&self) -> Result<(), Error> {
+        let backend = &self.place.backend;
+        let programs = match self.spec.isolation {
+            Isolation::Container => backend.programs(&self.place.sandbox).await?,
+            // The host sees their kernel, and its walls the backend has read back.
+            Isolation::Gvisor | Isolation::Microvm => None,
+        };
+        let Some(group) = programs else {
+            return self.ping().await;
+        };
+        let exec = match timeout(FIRST_WORD, self.file_exec(None)).await {
+            Ok(exec) => exec?,
+            Err(_) => return Err(self.place.lost(format!("it said nothing within {FIRST_WORD:?}"))),
+        };
+        verify::program(&group, exec.pid(), self.spec.identity.host_uid()).map_err(Error::Breached)
     }
 
     /// Takes over a sandbox that an earlier process made and that is still up: `handle` as its backend gave it then.

@@ -28,6 +28,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::net::UnixStream;
 
+use super::cgroup::Group;
 use super::{BackendName, Error, Identity, Isolation, Life, Losses, Spec, Usage};
 use crate::ids::SandboxId;
 
@@ -147,6 +148,11 @@ pub trait Backend: Send + Sync + Debug {
     /// # Errors
     /// When it is gone, has ended, or a living process has it. It is left as it was then.
     async fn adopt(&self, sandbox: &SandboxId) -> Result<Handle, Error>;
+    /// The group whose processes are the sandbox's programs, as the host sees them. `None` where it does not: under another kernel, or
+    /// when there are none.
+    async fn programs(&self, _sandbox: &Handle) -> Result<Option<Group>, Error> {
+        Ok(None)
+    }
     /// What tells when the sandbox's first process has ended, and with it all others.
     async fn life(&self, sandbox: &Handle) -> Result<Life, Error>;
 }

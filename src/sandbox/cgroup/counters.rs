@@ -56,14 +56,6 @@ impl Group {
         })
     }
 
-    /// Version 1: the devices that may be opened, a line each, as the kernel has them.
-    pub fn devices(&self) -> Result<Option<String>, Error> {
-        match self.version() {
-            Version::V1 => Ok(Some(read(&self.file(Controller::Devices, "devices.list"))?)),
-            Version::V2 => Ok(None),
-        }
-    }
-
     /// The caps as the kernel has them.
     pub fn enforced(&self) -> Result<Enforced, Error> {
         use Controller::{Cpu, Memory, Pids};
@@ -109,6 +101,9 @@ mod tests {
             "pids.max",
             "cpu.max",
             "cgroup.max.descendants",
+            "cgroup.max.depth",
+            "memory.oom.group",
+            "memory.zswap.max",
             "cgroup.freeze",
         ] {
             fs::write(home.join(name), "").unwrap();
@@ -128,7 +123,8 @@ mod tests {
             cpus: 0.5,
             ..Limits::default()
         };
-        group.create(&limits).unwrap();
+        group.make().unwrap();
+        group.limit(&limits).unwrap();
         let held = Enforced {
             memory_bytes: Some(1 << 30),
             swap_bytes: Some(0),

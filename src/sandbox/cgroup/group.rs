@@ -50,6 +50,12 @@ impl Group {
     /// # Errors
     /// A file that cannot be written, or a limit that did not take. What was made by then stays: see [`Self::remove`].
     pub fn create(&self, limits: &Limits) -> Result<(), Error> {
+        self.make()?;
+        self.limit(limits)?;
+        self.limit_devices()
+    }
+
+    pub(super) fn make(&self) -> Result<(), Error> {
         for dir in self.distinct() {
             let parent = dir.parent().unwrap_or(dir);
             self.delegate(parent)?;
@@ -57,7 +63,7 @@ impl Group {
             self.delegate(dir)?;
             make(dir)?;
         }
-        self.limit(limits)
+        Ok(())
     }
 
     /// Version 2: a group's controllers must be handed down by its parent.

@@ -197,7 +197,7 @@ pub(super) fn expected(shared: &Shared, spec: &Spec) -> Expected {
             ("Max nice priority", 0),
             ("Max realtime priority", 0),
         ],
-        hostname: image::HOSTNAME,
+        hostname: Some(image::HOSTNAME),
         mounts: Some(Mounts {
             root: vec!["nosuid", "nodev"],
             may_follow: false,

@@ -333,6 +333,10 @@ impl Backend for Oci {
         .await
     }
 
+    async fn programs(&self, sandbox: &Handle) -> Result<Option<cgroup::Group>, Error> {
+        Ok(Some(self.shared.group(&sandbox.id)))
+    }
+
     async fn life(&self, sandbox: &Handle) -> Result<Life, Error> {
         let init = self.shared.record(&sandbox.id)?.init;
         let init = init.ok_or_else(|| Error::failed("watch", &sandbox.id, "it is being created"))?;

@@ -71,10 +71,6 @@ pub async fn processes_are_capped(case: &Case) {
         case.sh("true").await.ended.is_success(),
         "room again when they are gone"
     );
-    if case.lacks(Lack::RefusedForksCounted) {
-        // gVisor: 200 commands at once can take its kernel down, see ADR 0013.
-        return;
-    }
     // Many at once are started or refused for want of a process; for none is the guest lost.
     let asked = (0..200).map(|_| case.sandbox.exec(Command::new(["sleep", "300"])));
     let (running, refused): (Vec<_>, Vec<_>) = futures::future::join_all(asked)
