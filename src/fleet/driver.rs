@@ -508,11 +508,11 @@ impl Driver {
         };
         self.record(&who, "sandbox.ended", "ok", details).await;
         self.place.leaving();
-        self.note(Event::Stopped);
-        // So that what waits to be removed cannot grow without bound, however fast places come and go.
+        // So that what waits to be removed cannot grow without bound, however fast sandboxes come and go.
         let Ok(_slot) = Arc::clone(&self.fleet.cleanups).acquire_owned().await else {
             return;
         };
+        self.note(Event::Stopped);
         let Self {
             fleet, member, place, ..
         } = self;
