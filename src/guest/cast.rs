@@ -144,7 +144,7 @@ fn check(mould: &Mould, own: &[Region]) -> Result<(), Unfit> {
         region.start % PAGE == 0 && region.length % PAGE == 0 && region.length > 0 && range(region).end <= TOP
     };
     let all = mould.regions.iter().chain(&mould.kernel_regions);
-    if !all.clone().all(is_sound) || mould.regions.len() > MOST_REGIONS {
+    if !all.clone().all(is_sound) || mould.regions.len() + mould.hot.len() > MOST_REGIONS {
         return Err(Unfit::new("the mould makes no sense"));
     }
     let same = |(one, other): (&Region, &Region)| one.name == other.name && one.length == other.length;
@@ -227,7 +227,7 @@ impl Script {
         let program = self.put(&[0; 16]);
 
         // More than enough for what is written below.
-        let room = self.data.len() + (mould.regions.len() + own.len() + 64) * size_of::<Call>();
+        let room = self.data.len() + (mould.regions.len() + mould.hot.len() + own.len() + 64) * size_of::<Call>();
         let length = (PAGE + room as u64).next_multiple_of(PAGE);
         let place = place(mould, own, length)?;
         let base = place + PAGE;
@@ -280,6 +280,14 @@ impl Script {
                     region.offset.unwrap_or_default(),
                 ],
             );
+        }
+        for region in &mould.hot {
+            let advice = match region.protection & libc::PROT_WRITE as u32 {
+                0 => libc::MADV_POPULATE_READ,
+                _ => libc::MADV_POPULATE_WRITE,
+            };
+            // Each page that is not brought in now is when it is touched.
+            self.call(libc::SYS_madvise, [region.start, region.length, advice as u64], false);
         }
         // Where the heap ends, for the most part. The kernel may be without this call, and then casts nobody.
         self.must(

@@ -79,6 +79,19 @@ impl Mould {
         taken
     }
 
+    /// Learns of a process that was cast, and has done what all will do, which pages that takes: those are brought in in one go
+    /// from now on, as a fault for each is dear. What cannot be learnt makes it no worse.
+    pub fn learn(&mut self, pid: i32) {
+        if let Ok(pages) = File::open(format!("/proc/{pid}/pagemap")) {
+            let runs = self
+                .plan
+                .regions
+                .iter()
+                .filter(|region| region.offset.is_some() && !region.copied);
+            self.plan.hot = runs.flat_map(|region| hot(region, &pages)).collect();
+        }
+    }
+
     pub(super) fn plan(&self) -> &wire::Mould {
         &self.plan
     }
@@ -164,6 +177,7 @@ impl<'a> Taking<'a> {
             memory,
             plan: wire::Mould {
                 regions: self.regions,
+                hot: Vec::new(),
                 kernel_regions,
                 frame: self.frame.0 + FLOATS as u64,
                 fs_base: registers.fs_base,
@@ -345,6 +359,38 @@ impl<'a> Taking<'a> {
             env_end: field(51),
         })
     }
+}
+
+/// Which pages of a region a process has, by proc_pid_pagemap(5); as one where but few lie between.
+fn hot(region: &wire::Region, pages: &File) -> Vec<wire::Region> {
+    const PRESENT: u64 = 1 << 63;
+    const SHARED: u64 = 1 << 61;
+    let may_write = region.protection & libc::PROT_WRITE as u32 != 0;
+    // Pages that nobody asked for: of its own they are memory, shared ones an entry in a table.
+    let gap = if may_write { 1 } else { 16 };
+    let mut entries = vec![0; (region.length / PAGE * 8) as usize];
+    if pages.read_exact_at(&mut entries, region.start / PAGE * 8).is_err() {
+        return Vec::new();
+    }
+    let mut runs: Vec<wire::Region> = Vec::new();
+    for (number, entry) in entries.as_chunks::<8>().0.iter().enumerate() {
+        let entry = u64::from_ne_bytes(*entry);
+        let is_own = entry & SHARED == 0;
+        if entry & PRESENT == 0 || (may_write && !is_own) {
+            continue;
+        }
+        let start = region.start + number as u64 * PAGE;
+        match runs.last_mut() {
+            Some(run) if start <= run.start + run.length + gap * PAGE => run.length = start + PAGE - run.start,
+            Some(_) | None => runs.push(wire::Region {
+                start,
+                length: PAGE,
+                protection: region.protection,
+                ..wire::Region::default()
+            }),
+        }
+    }
+    runs
 }
 
 fn region(start: u64, end: u64, mapping: &Mapping, offset: Option<u64>) -> wire::Region {
