@@ -52,6 +52,10 @@ pub(super) fn duration_in(value: Option<prost_types::Duration>, field: &str) -> 
             "`{field}` is not a duration of zero to 315,576,000,000 seconds"
         ))
     };
+    // The sign of both parts must be the same (google/protobuf/duration.proto), and the library lets this pass.
+    if value.is_some_and(|value| !(0..1_000_000_000).contains(&value.nanos)) {
+        return Err(refused());
+    }
     let duration = value.map(Duration::try_from).transpose().map_err(|_| refused())?;
     match duration {
         Some(duration) if duration > LONGEST => Err(refused()),

@@ -146,6 +146,8 @@ pub struct Session<'a> {
     timed_out: bool,
     killed_by: Option<String>,
     killed_descendants: HashSet<Pid>,
+    /// Not by this.
+    others_killed: u32,
     main_ended: Option<Reaped>,
     /// No child is left.
     alone: bool,
@@ -208,6 +210,7 @@ impl<'a> Session<'a> {
             timed_out: false,
             killed_by: None,
             killed_descendants: HashSet::new(),
+            others_killed: 0,
             main_ended: None,
             alone: false,
             released: false,

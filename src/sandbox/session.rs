@@ -101,7 +101,10 @@ impl Sandbox {
 
     /// As [`Sandbox::adopt`], of one that may be frozen and could not answer.
     pub fn known(backend: Arc<dyn Backend>, handle: Handle, spec: Spec, filter: Vec<u8>) -> Self {
-        let place = place(backend, handle, &spec);
+        let place = Place {
+            company: exec::Company::unknown(),
+            ..place(backend, handle, &spec)
+        };
         Self { place, spec, filter }
     }
 
@@ -392,6 +395,7 @@ fn place(backend: Arc<dyn Backend>, sandbox: Handle, spec: &Spec) -> Place {
         memory_limit_bytes: spec.limits.memory_bytes,
         pids_limit: spec.limits.pids.into(),
         ending: Arc::new(OnceLock::new()),
+        company: exec::Company::default(),
     }
 }
 

@@ -220,7 +220,7 @@ macro_rules! backend_suite {
             devices_do_not_block, stop_ends_everything);
     };
     (limits, $setup:path) => {
-        $crate::sandbox::backend::suite::backend_suite!(@ $setup; t6_memory_is_capped, processes_are_capped, files_are_capped);
+        $crate::sandbox::backend::suite::backend_suite!(@ $setup; t6_memory_is_capped, t6_memory_ends_the_one_that_took_it, processes_are_capped, files_are_capped);
     };
     (walls, $setup:path) => {
         $crate::sandbox::backend::suite::backend_suite!(@ $setup; the_root_is_read_only, there_is_no_network, the_agent_is_out_of_reach);

@@ -24,6 +24,7 @@ use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::company::Lasting;
 use super::handle::{Action, Taken};
 use super::judge::{Before, Judge};
 use super::{Cause, Control, Ended, Exec, MAX_GRACE, Offsets, Output, Outputs, Piece, Place, Stdin, Tell, ask};
@@ -73,6 +74,10 @@ pub(in crate::sandbox) async fn start(
             Counters::Spare => None,
         }
     };
+    let stay = (!exec.files).then(|| {
+        let lasting = exec.detachable || exec.keep_background;
+        place.company.join(if lasting { Lasting::Yes } else { Lasting::No })
+    });
     let begun = Instant::now();
     let (before, opened) = tokio::join!(counted, open(&place, request::Kind::Exec(exec), memory));
     let opened = opened?;
@@ -87,6 +92,7 @@ pub(in crate::sandbox) async fn start(
             limit,
             begun,
             detachable,
+            stay,
         },
         id,
         from: Offsets::default(),
@@ -132,6 +138,7 @@ pub(in crate::sandbox) async fn attach(place: Place, id: ExecId, from: Offsets) 
             limit: (said.timeout_ms > 0).then(|| Duration::from_millis(said.timeout_ms)),
             begun: now.checked_sub(Duration::from_millis(said.age_ms)).unwrap_or(now),
             detachable: true,
+            stay: None,
         },
         id,
         from,
@@ -350,7 +357,7 @@ impl Conversation {
     }
 
     async fn drive(
-        self,
+        mut self,
         opened: Opened,
         output: mpsc::Sender<Output>,
         actions: mpsc::Receiver<Action>,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::company::{Company, Lasting, Stay};
 use super::{Cause, EndReason, Ended, Pressure};
 use crate::error::chain;
 use crate::sandbox::{Backend, Error, Handle, Losses};
@@ -19,6 +20,7 @@ pub(in crate::sandbox) struct Place {
     pub pids_limit: u64,
     /// Why the sandbox is ended on purpose, once it is.
     pub ending: Arc<OnceLock<EndReason>>,
+    pub company: Company,
 }
 
 impl Place {
@@ -59,6 +61,8 @@ pub(super) struct Judge {
     pub begun: Instant,
     /// The guest's own word on a kill is taken: whoever asked for it may have been another connection.
     pub detachable: bool,
+    /// `None` where its beginning was not seen here.
+    pub stay: Option<Stay>,
 }
 
 /// What the counters say of the time in between.
@@ -72,10 +76,25 @@ struct Since {
 
 impl Judge {
     /// `asked` is the cause of a kill that went out through this connection.
-    pub async fn ended(&self, said: wire::Ended, asked: Option<Cause>) -> Ended {
+    pub async fn ended(&mut self, said: wire::Ended, asked: Option<Cause>) -> Ended {
         let since = self.since().await;
+        // The counters are the sandbox's. A kill is this command's where no other was there to be killed, or where something of
+        // its tree was killed and nobody here did it.
+        let alone = self.stay.as_ref().is_some_and(Stay::is_alone);
+        if let Some(stay) = &mut self.stay {
+            let lasting = said.kept_descendants > 0;
+            stay.end(if lasting { Lasting::Yes } else { Lasting::No });
+        }
+        let is_killed = match said.status {
+            Some(ended::Status::Signal(signal)) => signal == libc::SIGKILL,
+            // As a shell tells of it.
+            Some(ended::Status::ExitCode(code)) => code == 128 + libc::SIGKILL,
+            None => false,
+        };
+        let has_proof = alone || is_killed || said.others_killed > 0;
         let out_of_memory = |cause| match since.oom_kills {
             0 => cause,
+            _ if !has_proof => cause,
             _ => Cause::OutOfMemory {
                 limit_bytes: self.place.memory_limit_bytes,
                 peak_bytes: since.peak_bytes,
