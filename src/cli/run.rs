@@ -163,10 +163,7 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
     if let Some(directory) = &workspace {
         check_apart(directory, &context.data_dir)?;
     }
-    let config = Config {
-        data_dir: context.data_dir.clone(),
-        parallel_runs: 1,
-    };
+    let config = Config::of(&context.data_dir, 1);
     let (service, parts) = assembly::open(&config).await?;
     parts.reap(&[BackendName::Oci]).await;
     let run = match &args.resume {

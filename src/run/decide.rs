@@ -74,7 +74,7 @@ impl Rules {
             Call {
                 step,
                 id,
-                effect: self.effect(&call.name),
+                effect: self.effect(&call.name, &call.arguments),
                 tool: call.name,
                 arguments: call.arguments,
             }
@@ -82,9 +82,24 @@ impl Rules {
         asked.into_iter().enumerate().map(number).collect()
     }
 
-    /// What a tool can touch. One that is not there touches nothing.
-    pub fn effect(&self, tool: &str) -> tool::Effect {
-        self.registry.find(tool).map_or(tool::Effect::ReadOnly, Builtin::effect)
+    /// What a call can touch: what its tool can by itself, and what the policy says that it reaches besides. A tool that is not
+    /// there touches nothing.
+    pub fn effect(&self, tool: &str, arguments: &str) -> tool::Effect {
+        let own = self.registry.find(tool).map_or(tool::Effect::ReadOnly, Builtin::effect);
+        if own == tool::Effect::Control {
+            return own;
+        }
+        // Arguments that are no JSON run nothing.
+        let arguments = serde_json::from_str(arguments).unwrap_or_default();
+        let request = Request {
+            tool,
+            arguments: &arguments,
+        };
+        match policy::outside(&self.policy, &request) {
+            Some(policy::Outside::Idempotent) => tool::Effect::Idempotent,
+            Some(policy::Outside::External) => tool::Effect::External,
+            None => own,
+        }
     }
 }
 

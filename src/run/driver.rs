@@ -23,10 +23,12 @@ use super::event::{Entry, Event, FORMAT_VERSION};
 use super::session::Session;
 use super::state::{self, Effect, State};
 use super::{Error, commit, decide};
+use crate::chaos::Moment;
+use crate::clock::{Clock, Steady};
 use crate::ids::RunId;
 use crate::store::{Owner, RunRecord};
 
-/// A run that stood still for longer looks again before it goes on.
+/// A run that stood still for longer looks again before it goes on, where nobody said otherwise.
 pub const STALE_AFTER: Duration = Duration::from_secs(6 * 3600);
 
 /// Why a driver let go of its run.
@@ -75,7 +77,9 @@ struct Driver {
     session: Session,
     revision: u64,
     job: Arc<super::effects::Job>,
-    in_flight: JoinSet<(Effect, Done)>,
+    /// Nobody sets it while the run is driven: a deadline is about work, not about what a clock shows.
+    clock: Arc<dyn Clock>,
+    in_flight: JoinSet<(Effect, Result<Done, Error>)>,
     handles: HashMap<String, AbortHandle>,
 }
 
@@ -93,8 +97,10 @@ impl Driver {
         let state = super::fold(&record.run, &entries)?;
         super::agree(&record.run, &entries, &checkpoint)?;
         let session = Session::of(&entries);
-        let job = Arc::new(shop.job(&record, &session).await?);
+        let clock: Arc<dyn Clock> = Arc::new(Steady::over(Arc::clone(&shop.clock)));
+        let job = Arc::new(shop.job(&record, &session, Arc::clone(&clock)).await?);
         Ok(Self {
+            clock,
             session,
             state,
             revision: checkpoint.revision,
@@ -115,7 +121,7 @@ impl Driver {
             Event::Claimed {
                 worker,
                 fence: self.record.fence,
-                stale: stale(&self.state, self.now()),
+                stale: stale(&self.state, self.now(), self.shop.stale_after),
             },
             Vec::new(),
             Vec::new(),
@@ -191,7 +197,10 @@ impl Driver {
         }
     }
 
-    async fn take(&mut self, joined: Result<(Effect, Done), tokio::task::JoinError>) -> Result<(), Error> {
+    async fn take(
+        &mut self,
+        joined: Result<(Effect, Result<Done, Error>), tokio::task::JoinError>,
+    ) -> Result<(), Error> {
         let (effect, done) = match joined {
             Ok(result) => result,
             Err(error) if error.is_cancelled() => return Ok(()),
@@ -200,6 +209,7 @@ impl Driver {
         let key = key_of(&effect);
         // A result of something that was stopped meanwhile is dropped: its tree was never committed.
         if self.handles.remove(&key).is_some() && state::due(&self.state).contains(&effect) {
+            let done = done?;
             self.commit(done.event, done.audit, Vec::new()).await?;
         }
         Ok(())
@@ -257,19 +267,31 @@ impl Driver {
             .checkpoint
             .as_ref()
             .map_or(self.revision, |checkpoint| checkpoint.revision);
-        self.shop.kill_at.before(entry.seq, entry.seq);
+        let kill_at = self.shop.kill_at;
+        kill_at.before(entry.seq, entry.seq);
+        if let Event::ToolStarted { step, .. } = &entry.event {
+            kill_at.at(Moment::BeforeIntent, *step);
+        }
         self.shop.store.commit(commit).await?;
-        self.shop.kill_at.after(entry.seq, entry.seq);
+        kill_at.after(entry.seq, entry.seq);
+        match &entry.event {
+            Event::ToolStarted { step, .. } => kill_at.at(Moment::AfterIntent, *step),
+            Event::ToolFinished { step, .. } => kill_at.at(Moment::AfterOutcome, *step),
+            _ => {}
+        }
         tracing::info!(run = %self.record.run, seq = entry.seq, event = entry.event.name(), state = next.public(), "entry");
         self.session.apply(&entry);
         self.state = next;
         self.revision = revision;
         self.shop.hub.publish(&self.record.run, entry.seq);
+        if let Event::ToolFinished { step, .. } = &entry.event {
+            kill_at.at(Moment::AfterCheckpoint, *step);
+        }
         Ok(())
     }
 
     fn now(&self) -> crate::clock::Timestamp {
-        self.shop.clock.now()
+        self.clock.now()
     }
 
     fn until_deadline(&self) -> Duration {
@@ -298,9 +320,9 @@ impl Driver {
 
 /// How long a run has stood still, where its model has to be told (requirement E7). One that was never driven knows nothing
 /// that could be out of date.
-pub(super) fn stale(state: &State, now: crate::clock::Timestamp) -> Option<Duration> {
+pub(super) fn stale(state: &State, now: crate::clock::Timestamp, after: Duration) -> Option<Duration> {
     let away = now.since(state.at);
-    (state.phase != state::Phase::Queued && away > STALE_AFTER).then_some(away)
+    (state.phase != state::Phase::Queued && away > after).then_some(away)
 }
 
 /// One text for one effect; equal effects have equal keys.

@@ -6,7 +6,8 @@
 //! - `driver.rs`: claims a run, commits first, acts second; `decide.rs`: what the policy makes of a call;
 //! - `effects.rs`: performs model calls, tool calls, checks; `bench.rs`: a run's sandbox and working directory;
 //! - `fork.rs`: child runs from a checkpoint; `recording.rs`: a run as one file; `replay.rs`: what today's machine makes of it;
-//! - `service.rs`: what the outside asks: submit, watch, cancel, approve, …; `hub.rs` wakes those who watch.
+//! - `service.rs`: what the outside asks: submit, watch, cancel, approve, …; `hub.rs` wakes those who watch; `lease.rs` takes
+//!   over from a process that stands still.
 //!
 //! Must not know: gRPC, the command line. Owns no file format but its own events and checkpoints.
 
@@ -18,6 +19,7 @@ mod effects;
 pub mod event;
 pub mod fork;
 pub mod hub;
+pub mod lease;
 pub mod recording;
 pub mod replay;
 pub mod service;
@@ -30,7 +32,7 @@ mod state_test;
 mod trail;
 mod world;
 
-pub use driver::Rest;
+pub use driver::{Rest, STALE_AFTER};
 pub use effects::Shop;
 pub use event::{Entry, Event};
 pub use service::Service;

@@ -676,6 +676,12 @@ impl State {
             // An outage costs nobody anything. How long the step that it cut off had worked is not known: no more than a
             // step may take, so that is not given back.
             let gap = at.since(self.at).saturating_sub(self.budgets.step_time);
+            // Nor does a clock that was set back meanwhile give anybody anything.
+            let deadline = if at < self.at {
+                deadline.shifted(self.at, at)
+            } else {
+                deadline
+            };
             self.deadline = Some(deadline.plus(gap));
         }
         match &mut self.phase {
@@ -686,7 +692,14 @@ impl State {
                     None => self.reason_next(),
                 }
             }
-            Phase::Reasoning { attempt, .. } | Phase::Checking { attempt, .. } => *attempt += 1,
+            Phase::Reasoning {
+                attempt, not_before, ..
+            } => {
+                *attempt += 1;
+                // A wait from before the clock was set back could last for as long as it was set back.
+                *not_before = not_before.filter(|_| at >= self.at);
+            }
+            Phase::Checking { attempt, .. } => *attempt += 1,
             Phase::Calling { calls } => {
                 for call in calls {
                     let CallStatus::Running { attempt, .. } = &mut call.status else {
@@ -903,7 +916,7 @@ impl State {
         match (self.is_parked(), self.parked_since) {
             (true, None) => self.parked_since = Some(at),
             (false, Some(since)) => {
-                self.deadline = self.deadline.map(|deadline| deadline.plus(at.since(since)));
+                self.deadline = self.deadline.map(|deadline| deadline.shifted(since, at));
                 self.parked_since = None;
             }
             (true, Some(_)) | (false, None) => {}

@@ -16,10 +16,11 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::driver::{Rest, drive};
+use super::driver::{Rest, STALE_AFTER, drive};
 use super::effects::Shop;
 use super::event::{Entry, Event, Outcome};
 use super::hub::Hub;
+use super::lease::LEASE;
 use super::service::{Service, Submission};
 use super::session::Session;
 use super::state::State;
@@ -117,6 +118,8 @@ impl World {
             hub: Hub::default(),
             host: "sim".into(),
             kill_at: KillAt::Never,
+            stale_after: STALE_AFTER,
+            lease: LEASE,
         };
         Process {
             shop: Arc::new(shop),
