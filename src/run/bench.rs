@@ -170,6 +170,41 @@ impl Maker {
         })
     }
 
+    pub(super) fn data_dir(&self) -> &Path {
+        &self.data_dir
+    }
+
+    /// The system-call filter that a policy asks for, as the kernel gets it.
+    pub(super) fn filter(&self, policy: &Policy) -> Vec<u8> {
+        self.filters.of(policy.seccomp()).to_vec()
+    }
+
+    /// What a backend can do here, in words that only comparing is for.
+    pub(super) async fn capabilities(&self, backend: BackendName) -> String {
+        match self.backends.get(backend).await {
+            Ok(backend) => format!("{:?}", backend.capabilities()),
+            Err(_) => "none".to_owned(),
+        }
+    }
+
+    /// The image by what it is here; `none` where it is gone.
+    pub(super) fn image(&self, image: &ImageRef) -> String {
+        sandbox::image::pinned(image.clone(), &self.data_dir).map_or("none".to_owned(), |image| image.to_string())
+    }
+
+    /// A workspace by its content; what of it is gone is said.
+    pub(super) async fn inputs(&self, workspace: Revision) -> String {
+        let tree = workspace.tree;
+        if self.pool.require(tree).await.is_err() {
+            return format!("tree {tree} is gone");
+        }
+        match workspace.times {
+            Some(times) if self.pool.artifact(times).await.is_err() => format!("file times {times} are gone"),
+            Some(times) => format!("{tree} {times}"),
+            None => tree.to_string(),
+        }
+    }
+
     /// Whether there is room on the data directory's disk to believe what was just done there, or why it failed.
     ///
     /// # Errors

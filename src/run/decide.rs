@@ -5,6 +5,7 @@ use std::collections::HashSet;
 
 use super::Error;
 use super::event::{Call, Event};
+use super::grounds::{Ground, Mismatch};
 use super::session::Session;
 use super::state::{self, Effect, State};
 use crate::clock::Timestamp;
@@ -114,10 +115,17 @@ struct Answer {
 }
 
 /// The entry that a signal makes; `None` when it answers no open approval. Whether it can happen now the machine says.
-pub fn heard(rules: &Rules, state: &State, session: &Session, signal: Signal, now: Timestamp) -> Option<Event> {
+pub fn heard(
+    rules: &Rules,
+    state: &State,
+    session: &Session,
+    signal: Signal,
+    now: Timestamp,
+    mismatches: &[Mismatch],
+) -> Option<Event> {
     match signal {
         Signal::Pause { by, reason, now } => Some(Event::PauseRequested { by, reason, now }),
-        Signal::Resume { by } => Some(Event::Resumed { by }),
+        Signal::Resume { by, accept } => Some(resume(by, &accept, mismatches)),
         Signal::Cancel { by, reason } => Some(Event::CancelRequested { by, reason }),
         Signal::Decide {
             approval,
@@ -133,6 +141,18 @@ pub fn heard(rules: &Rules, state: &State, session: &Session, signal: Signal, no
             };
             answer(rules, state, session, given, now)
         }
+    }
+}
+
+/// It goes on if everything that is not what it was is accepted; else it stays where it is, and says why.
+fn resume(by: String, accept: &[Ground], mismatches: &[Mismatch]) -> Event {
+    let (accepted, open): (Vec<_>, Vec<_>) = mismatches
+        .iter()
+        .cloned()
+        .partition(|mismatch| accept.contains(&mismatch.ground));
+    match open.is_empty() {
+        true => Event::Resumed { by, accepted },
+        false => Event::Withheld { mismatches: open },
     }
 }
 

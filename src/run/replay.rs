@@ -139,11 +139,18 @@ impl Replay {
             | Event::ApprovalDecided { .. }
             | Event::PauseRequested { .. }
             | Event::Resumed { .. }
+            | Event::Withheld { .. }
             | Event::CancelRequested { .. }
             | Event::DeadlineReached) => Ok(event),
-            Event::Claimed { worker, fence, stale } => Ok(Event::Claimed {
+            Event::Claimed {
                 worker,
                 fence,
+                stale,
+                grounds,
+            } => Ok(Event::Claimed {
+                worker,
+                fence,
+                grounds,
                 // How long is too long was that server's to say.
                 stale: stale.and_then(|_| driver::stale(state, entry.at, Duration::ZERO)),
             }),

@@ -10,9 +10,11 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
+use super::decide::Rules;
 use super::driver::{self, Rest};
 use super::effects::Shop;
 use super::event::{Entry, Event, FORMAT_VERSION, Outcome, Submitted};
+use super::grounds::Ground;
 use super::session::Session;
 use super::state::{self, State};
 use super::{Error, commit};
@@ -391,6 +393,9 @@ impl Service {
     pub async fn signal(&self, id: &str, signal: Signal) -> Result<View, Error> {
         let before = self.view(id).await?;
         check_signal(&before, &signal)?;
+        if let Signal::Resume { accept, .. } = &signal {
+            self.check_grounds(&before, accept).await?;
+        }
         let signal = concrete(&before, signal);
         if before.record.is_terminal {
             return Ok(before);
@@ -420,6 +425,24 @@ impl Service {
         let now = self.view(id).await?;
         check_decided(&now, &signal)?;
         Ok(now)
+    }
+
+    /// Refuses to go on with a run whose grounds are not what they were (requirement E4).
+    async fn check_grounds(&self, view: &View, accept: &[Ground]) -> Result<(), Error> {
+        let (shop, task) = (&self.0.shop, &view.record.task);
+        let Some(recorded) = &view.state.grounds else {
+            return Ok(());
+        };
+        let rules = Rules::of(task.clone(), shop.store.spec(task).await?)?;
+        let mut mismatches = recorded.mismatches(&shop.grounds(&rules).await);
+        mismatches.retain(|mismatch| !accept.contains(&mismatch.ground));
+        match mismatches.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Incompatible {
+                run: view.record.run.clone(),
+                mismatches,
+            }),
+        }
     }
 
     /// Makes sure that somebody reads the run's inbox: its driver here, the process that owns it, or a new driver.
@@ -464,6 +487,15 @@ impl Service {
         let (mut tries, mut stood_at) = (0, None);
         loop {
             let error = match self.drive_in_turn(run, wake, stop).await {
+                Ok(Rest::Waiting(until)) => {
+                    let wait = until.since(self.0.shop.clock.now());
+                    tokio::select! {
+                        () = stop.cancelled() => return None,
+                        () = tokio::time::sleep(wait) => {}
+                        () = wake.notified() => {}
+                    }
+                    continue;
+                }
                 Ok(rest) => return Some(rest),
                 Err(error) => error,
             };

@@ -71,8 +71,8 @@ async fn x1_runs_in_a_storm_of_kills_end_as_if_nothing_had_been() {
     );
     assert_eq!(
         (expected.claims, expected.result.steps),
-        (1, 60),
-        "30 tool calls, 29 turns, and the end"
+        (1, 61),
+        "30 tool calls in 29 turns, and the end"
     );
 
     let place: Place = Arc::new(Mutex::new(server.url()));

@@ -222,7 +222,7 @@ async fn c5_a_process_of_the_users_that_is_killed_is_a_result() {
 }
 
 /// The sandbox and the `sleep` in it.
-async fn sleeper(data: &Path) -> (String, i32) {
+pub async fn sleeper(data: &Path) -> (String, i32) {
     let begun = Instant::now();
     loop {
         assert!(begun.elapsed() < LONG, "the command comes up");

@@ -3,10 +3,13 @@
 
 mod crashes;
 mod forks;
+mod grounds;
 mod random;
 mod recordings;
+mod rows;
 mod seeds;
 mod steps;
+mod weather;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -228,5 +231,8 @@ fn pause() -> Signal {
 }
 
 fn resume() -> Signal {
-    Signal::Resume { by: "sim".into() }
+    Signal::Resume {
+        by: "sim".into(),
+        accept: Vec::new(),
+    }
 }
