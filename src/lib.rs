@@ -67,7 +67,7 @@
 //! - [`store`]: the [`store::Store`] seam: tasks, runs, journals, checkpoints, inboxes, the chain. SQLite behind it, and a
 //!   strict fake in memory.
 //! - [`tasks`], [`clock`], [`ids`], [`error`], [`process`]: background work with an owner; time and identities as values; what
-//!   all errors share; which process is which. [`chaos`]: the kill switch for proving durability on a real process.
+//!   all errors share; which process is which. [`chaos`]: switches for proving durability on a real process.
 //!   `scratch`, `skip`: for tests alone, those in `tests/` too.
 //!
 //! # Who depends on whom
