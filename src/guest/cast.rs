@@ -141,7 +141,10 @@ fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
 /// Whether all of it can be where it must be.
 fn check(mould: &Mould, own: &[Region]) -> Result<(), Unfit> {
     let is_sound = |region: &Region| {
-        region.start % PAGE == 0 && region.length % PAGE == 0 && region.length > 0 && range(region).end <= TOP
+        region.start.is_multiple_of(PAGE)
+            && region.length.is_multiple_of(PAGE)
+            && region.length > 0
+            && range(region).end <= TOP
     };
     let all = mould.regions.iter().chain(&mould.kernel_regions);
     if !all.clone().all(is_sound) || mould.regions.len() + mould.hot.len() > MOST_REGIONS {
@@ -237,7 +240,11 @@ impl Script {
         self.data[program.0 as usize + 8..][..8].copy_from_slice(&at(instructions).to_ne_bytes());
 
         // Everything but the script and the kernel's own pages goes.
-        let mut kept: Vec<Range<u64>> = own.iter().map(range).chain([place..place + length]).collect();
+        let mut kept: Vec<Range<u64>> = own
+            .iter()
+            .map(range)
+            .chain(std::iter::once(place..place + length))
+            .collect();
         kept.sort_by_key(|range| range.start);
         let mut from = 0;
         for range in kept {

@@ -221,7 +221,10 @@ async fn at_rest(sandbox: &Sandbox, pids: u64) -> Usage {
         if usage.pids == pids {
             return usage;
         }
-        assert!(tokio::time::Instant::now() < deadline, "not {pids} processes: {usage:?}");
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "not {pids} processes: {usage:?}"
+        );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

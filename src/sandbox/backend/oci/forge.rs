@@ -145,7 +145,9 @@ fn ask(socket: &OwnedFd, request: &[u8], listeners: &[BorrowedFd<'_>]) -> Result
 
 fn is_gone(error: &io::Error) -> bool {
     let gone = [Errno::EPIPE, Errno::ECONNRESET, Errno::ENOTCONN, Errno::ECONNREFUSED];
-    error.raw_os_error().is_some_and(|raw| gone.contains(&Errno::from_raw(raw)))
+    error
+        .raw_os_error()
+        .is_some_and(|raw| gone.contains(&Errno::from_raw(raw)))
 }
 
 fn send(socket: &OwnedFd, request: &[u8], descriptors: &[i32]) -> nix::Result<()> {
