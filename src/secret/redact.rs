@@ -40,11 +40,24 @@ impl fmt::Debug for Redactor {
 impl Redactor {
     /// `secrets` by a name that may be shown: `[redacted NAME]` takes their place. Empty ones are skipped.
     pub fn new<'a>(secrets: impl IntoIterator<Item = (&'a str, &'a SecretString)>) -> Self {
+        Self::masking_with(secrets, |name, _| format!("[redacted {name}]"))
+    }
+
+    /// Stars take the place of each byte: for formats that count bytes.
+    pub fn keeping_length<'a>(secrets: impl IntoIterator<Item = (&'a str, &'a SecretString)>) -> Self {
+        Self::masking_with(secrets, |_, form| "*".repeat(form.len()))
+    }
+
+    fn masking_with<'a>(
+        secrets: impl IntoIterator<Item = (&'a str, &'a SecretString)>,
+        mask: impl Fn(&str, &[u8]) -> String,
+    ) -> Self {
         // Sorted, so that two secrets with a common form always give the same mask.
         let mut forms: BTreeMap<Vec<u8>, String> = BTreeMap::new();
         for (name, secret) in secrets {
             for form in forms_of(secret.expose_secret()) {
-                forms.entry(form).or_insert_with(|| format!("[redacted {name}]"));
+                let mask = mask(name, &form);
+                forms.entry(form).or_insert(mask);
             }
         }
         let (needles, masks): (Vec<_>, Vec<_>) = forms.into_iter().unzip();
