@@ -231,9 +231,15 @@ impl Sandbox {
         self.place.backend.freeze(&self.place.sandbox, false).await
     }
 
-    /// Whether there is certainly no process in it but its guest. To be asked while it stands still.
+    /// Whether there is certainly no process in it but its guest's. To be asked while it stands still.
     pub async fn is_alone(&self) -> bool {
-        self.usage().await.is_ok_and(|usage| usage.pids == 1)
+        let group = self.place.backend.programs(&self.place.sandbox).await;
+        match group {
+            // No program has the guest's user, and the guest is always there.
+            Ok(Some(group)) => group.users().is_ok_and(|users| users.len() == 1),
+            Ok(None) => self.usage().await.is_ok_and(|usage| usage.pids == 1),
+            Err(_) => false,
+        }
     }
 
     /// Asks the guest whether it is there.

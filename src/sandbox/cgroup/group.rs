@@ -105,6 +105,23 @@ impl Group {
         Ok(pids)
     }
 
+    /// Whose the processes inside are: real, effective, saved and file system user of each, as `/proc/PID/status` has them.
+    pub fn users(&self) -> Result<BTreeSet<String>, Error> {
+        let mut users = BTreeSet::new();
+        for pid in self.pids()? {
+            match read(Path::new(&format!("/proc/{pid}/status"))) {
+                Ok(status) => users.extend(
+                    status
+                        .lines()
+                        .filter_map(|line| line.strip_prefix("Uid:").map(str::to_owned)),
+                ),
+                Err(error) if error.is_gone() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(users)
+    }
+
     /// Kills everything inside, waits until it is empty, and removes it. Fine when there is none.
     pub fn remove(&self) -> Result<(), Error> {
         let started = Instant::now();
