@@ -66,7 +66,14 @@ impl Sandbox {
         };
         match up.await {
             Ok(()) => Ok(sandbox),
-            Err(cause) => Err(cause.after(sandbox.destroy().await)),
+            Err(cause) => {
+                // Of one that has ended meanwhile nothing can be read back: that is no wall that did not take.
+                let cause = match cause {
+                    Error::Breached(breaches) => sandbox.ping().await.err().unwrap_or(Error::Breached(breaches)),
+                    other => other,
+                };
+                Err(cause.after(sandbox.destroy().await))
+            }
         }
     }
 

@@ -108,6 +108,9 @@ pub fn check_whole(events: &[proto::Event]) -> usize {
             }
             Kind::ToolLost(lost) => {
                 assert_eq!(running.insert(lost.step, lost.attempt + 1), Some(lost.attempt));
+                if !lost.retry {
+                    eprintln!("step {} ends the run: {:?}", lost.step, lost.fault);
+                }
             }
             Kind::OutcomeUnknown(unknown) => {
                 assert_eq!(running.remove(&unknown.step), Some(unknown.attempt), "{unknown:?}");

@@ -294,7 +294,7 @@ impl Group {
     }
 
     /// `None` while on the way.
-    fn is_frozen(&self) -> Result<Option<bool>, Error> {
+    pub fn is_frozen(&self) -> Result<Option<bool>, Error> {
         Ok(match self.version {
             Version::V1 => match read(&self.file(Controller::Freezer, "freezer.state"))?.trim() {
                 "THAWED" => Some(false),

@@ -65,6 +65,8 @@ const GUEST_UP: Duration = Duration::from_secs(30);
 const REMOVED: Duration = Duration::from_secs(60);
 /// For the engine to see that a container has ended.
 const END_KNOWN: Duration = Duration::from_secs(3);
+/// How long the engine may take to know what it did.
+const SETTLED: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(10);
 
 /// The engine of this host, as used from one data directory.
@@ -318,6 +320,17 @@ impl Docker {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the sandbox stands still by the kernel's word, which the engine's follows late. `None` where the kernel has none: under
+    /// gVisor, while nothing runs, or on the way.
+    async fn observed_frozen(&self, id: &SandboxId) -> Option<bool> {
+        let record = record::read(&self.directory(id)).ok()?;
+        if record.isolation == Isolation::Gvisor {
+            return None;
+        }
+        let (group, _) = self.group("look at", id).await.ok()?;
+        group.is_frozen().ok()?
+    }
+
     /// The running container's group and its init, as numbered on the host.
     ///
     /// The engine's stats call is not used: it is slow, leaves out the OOM count, and is the engine's word, not the kernel's.
@@ -475,18 +488,33 @@ impl Backend for Docker {
 
     async fn freeze(&self, sandbox: &Handle, frozen: bool) -> Result<(), Error> {
         let (id, doing) = (&sandbox.id, if frozen { "freeze" } else { "thaw" });
-        let inspected = match self.engine.inspect(&name(id)).await {
-            Ok(inspected) => inspected,
-            Err(Failure::NotFound(_)) => return Err(Error::NotFound(id.clone())),
-            Err(failure) => return Err(Error::failed(doing, id, failure)),
-        };
-        let is_frozen = inspected.state.and_then(|state| state.paused) == Some(true);
-        let done = match (frozen, is_frozen) {
-            (true, true) | (false, false) => Ok(()),
-            (true, false) => self.engine.pause(&name(id)).await,
-            (false, true) => self.engine.unpause(&name(id)).await,
-        };
-        done.map_err(|failure| Error::failed(doing, id, failure))
+        let begun = Instant::now();
+        loop {
+            let inspected = match self.engine.inspect(&name(id)).await {
+                Ok(inspected) => inspected,
+                Err(Failure::NotFound(_)) => return Err(Error::NotFound(id.clone())),
+                Err(failure) => return Err(Error::failed(doing, id, failure)),
+            };
+            let said = inspected.state.and_then(|state| state.paused) == Some(true);
+            let observed = self.observed_frozen(id).await;
+            if observed.unwrap_or(said) == frozen {
+                return Ok(());
+            }
+            let done = match frozen {
+                true => self.engine.pause(&name(id)).await,
+                false => self.engine.unpause(&name(id)).await,
+            };
+            match done {
+                Ok(()) if observed.is_none() => return Ok(()),
+                Ok(()) if begun.elapsed() < SETTLED => {}
+                Ok(()) => return Err(Error::failed(doing, id, "the kernel does not do as the engine says")),
+                // An event of its own, on its way, still makes it think otherwise.
+                Err(Failure::Conflict(_) | Failure::Refused(_)) if begun.elapsed() < SETTLED => {
+                    tokio::time::sleep(POLL).await;
+                }
+                Err(failure) => return Err(Error::failed(doing, id, failure)),
+            }
+        }
     }
 
     async fn usage(&self, sandbox: &Handle) -> Result<Usage, Error> {
