@@ -460,7 +460,7 @@ impl Driver {
         let (outcome, details) = match &taken {
             Ok((taken, memory)) => (
                 "ok",
-                json!({ "tree": taken.revision.tree, "skipped": taken.counted.skipped_total, "snapshot": memory }),
+                json!({ "tree": taken.revision.tree, "skipped": taken.report.skipped_total, "snapshot": memory }),
             ),
             Err(error) => ("failed", json!({ "reason": chain(error) })),
         };

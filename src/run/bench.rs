@@ -391,8 +391,8 @@ impl Bench {
                 kept => break kept?,
             }
         };
-        if kept.counted.skipped_total > 0 {
-            tracing::warn!(run = %self.record.run, skipped = kept.counted.skipped_total, "special files are not kept");
+        if kept.report.skipped_total > 0 {
+            tracing::warn!(run = %self.record.run, skipped = kept.report.skipped_total, "special files are not kept");
         }
         Ok(kept.revision)
     }

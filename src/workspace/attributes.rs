@@ -63,6 +63,11 @@ impl Attributes {
         Ok(())
     }
 
+    /// As an object of the store; none is no object.
+    pub fn encoded(&self) -> Option<Vec<u8>> {
+        (!self.0.is_empty()).then(|| self.encode())
+    }
+
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         out.extend_from_slice(MAGIC);

@@ -111,10 +111,7 @@ impl Draft {
 
     /// Adds its trees and times to a batch, as a whole workspace in which some names share an inode.
     pub fn store(self, links: &Links, batch: &mut Batch) -> Result<Revision, Error> {
-        let links = match links.is_empty() {
-            true => None,
-            false => Some(batch.put(&links.encode())?),
-        };
+        let links = links.store(batch)?;
         self.store_folder(links, batch)
     }
 

@@ -4,18 +4,23 @@
 //! directory and one store, and is made by a snapshot, a materialise or a restore.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::folder::{FileType, Meta};
 use super::id::{BlobId, TreeId};
 use super::trees::Revision;
 
-/// What was seen in a directory, and which blobs it was.
+/// What was seen in a directory, and which blobs it was; clones share it.
 #[derive(Debug, Clone)]
 pub struct Index {
-    pub(super) root: Known,
+    pub(super) root: Arc<Known>,
 }
 
 impl Index {
+    pub(super) fn new(root: Known) -> Self {
+        Self { root: Arc::new(root) }
+    }
+
     /// The revision that the directory was at.
     pub fn revision(&self) -> Revision {
         Revision {

@@ -10,6 +10,9 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::batch::Batch;
+use super::error::Error;
+use super::id::BlobId;
 use super::tree::{Input, Undecodable};
 
 pub(super) const FORMAT_VERSION: u8 = 1;
@@ -32,6 +35,14 @@ impl Links {
 
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Adds them to a batch; none is no object.
+    pub fn store(&self, batch: &mut Batch) -> Result<Option<BlobId>, Error> {
+        match self.0.is_empty() {
+            true => Ok(None),
+            false => batch.put(&self.encode()).map(Some),
+        }
     }
 
     /// All paths in groups.

@@ -121,7 +121,7 @@ impl<'a> Fill<'a> {
         let mut root = self.folder(folder, revision.tree, revision.times)?;
         self.dress(folder, ROOT_MODE, UNRECORDED)?;
         self.settle(&mut root)?;
-        Ok(Index { root })
+        Ok(Index::new(root))
     }
 
     /// Ends the making of a whole workspace.

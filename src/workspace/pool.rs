@@ -147,7 +147,7 @@ impl Pool {
         let laid = site.clone();
         let kept = self.run(move |trees| laid.keep(trees, look)).await?;
         if let Some(bases) = &self.bases
-            && kept.counted.is_much()
+            && kept.is_much()
             && let Ok(turn) = Arc::clone(&self.rebasing).try_acquire_owned()
         {
             let (trees, bases, revision) = (self.trees.clone(), bases.clone(), kept.revision);

@@ -39,10 +39,10 @@ impl Trees {
         changed.extend(self.links(index.root.links)?.into_paths());
         let relinked = if keeps_links { HashSet::new() } else { changed };
         let mut restore = Restore { fill, limits, relinked };
-        let mut root = restore.folder(dir, Some(&index.root), revision.tree, revision.times)?;
+        let mut root = restore.folder(dir, Some(&*index.root), revision.tree, revision.times)?;
         restore.fill.dress(dir, ROOT_MODE, UNRECORDED)?;
         restore.fill.settle(&mut root)?;
-        Ok(Index { root })
+        Ok(Index::new(root))
     }
 }
 
@@ -201,8 +201,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::folder::tick;
-    use super::super::testing::{Bench, cases, everything, plan, rebuild, snapshot};
+    use super::super::testing::{Bench, cases, everything, past_this_tick, plan, rebuild, snapshot};
     use super::*;
 
     proptest! {
@@ -243,10 +242,7 @@ mod tests {
         let revision = snapshot(&bench.trees, &start, None).revision;
         let dir = bench.dir.path().join("dir");
         let index = bench.trees.materialise(revision, &dir, None).unwrap();
-        let now = tick().unwrap();
-        while tick().unwrap() <= now {
-            std::thread::yield_now();
-        }
+        past_this_tick();
         // A look after the tick, for files of the tick of their making are never trusted.
         let index = snapshot(&bench.trees, &dir, Some(&index)).index;
         let inode = |name: &str| fs::metadata(dir.join(name)).unwrap().ino();

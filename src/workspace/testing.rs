@@ -11,7 +11,7 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::attributes::Attributes;
-use super::folder::Folder;
+use super::folder::{Folder, tick};
 use super::index::Index;
 use super::limits::Limits;
 use super::name::shown;
@@ -202,6 +202,14 @@ pub fn timeless(dir: &Path) -> BTreeMap<Vec<u8>, (u32, u64, Vec<u8>)> {
     let all = everything(dir).into_iter();
     all.map(|(name, (mode, size, _, content))| (name, (mode, size, content)))
         .collect()
+}
+
+/// Waits until nothing that exists can be racy any more.
+pub fn past_this_tick() {
+    let now = tick().unwrap();
+    while tick().unwrap() <= now {
+        std::thread::yield_now();
+    }
 }
 
 pub fn snapshot(trees: &Trees, dir: &Path, base: Option<&Index>) -> Snapshot {

@@ -194,10 +194,9 @@ impl Upload {
         let mode = (header.mode().map_err(malformed)? & 0o777) as u16;
         let seconds = i64::try_from(header.mtime().map_err(malformed)?).unwrap_or(i64::MAX);
         let mtime = ahead.mtime.unwrap_or(seconds.saturating_mul(1_000_000_000));
-        let attributes = match ahead.attributes.0.is_empty() {
-            true => None,
-            false => {
-                let bytes = ahead.attributes.encode();
+        let attributes = match ahead.attributes.encoded() {
+            None => None,
+            Some(bytes) => {
                 self.meter.file(bytes.len() as u64, path)?;
                 Some(self.batch.put(&bytes)?)
             }

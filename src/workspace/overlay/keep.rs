@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 use std::io;
 
-use super::super::attributes::Attributes;
 use super::super::batch::Batch;
 use super::super::error::Error;
 use super::super::folder::{Folder, Meta, meta_of};
@@ -14,28 +13,24 @@ use super::super::id::{BlobId, TreeId};
 use super::super::index::{Item, Known, Seen, Stamp};
 use super::super::links::Links;
 use super::super::name::{Name, join, push, shown};
+use super::super::snapshot::Report;
 use super::super::times::{Time, Times};
 use super::super::tree::{Entry, Tree};
 use super::super::trees::Trees;
 use super::below::{Below, Place};
-use super::look::{Content, Counted, Folded, IN_MEMORY, LONGEST_LIST, Look, Met, attributes, present, whole};
+use super::look::{Content, Folded, IN_MEMORY, Key, LONGEST_LIST, Look, Met, attributes, key, present, whole};
 
 /// Stores a look, durably before it returns. `upper` is the directory that was looked at.
 ///
 /// # Errors
 /// [`Error::Changed`] for a file that was to be read later and is not as it was; [`Error::Io`].
-pub(super) fn keep(
-    trees: &Trees,
-    upper: &Folder,
-    below: Option<&Below>,
-    look: Look,
-) -> Result<(Known, Counted), Error> {
+pub(super) fn keep(trees: &Trees, upper: &Folder, below: Option<&Below>, look: Look) -> Result<(Known, Report), Error> {
     let Look {
         root,
         known,
         tick,
         batch,
-        seen,
+        report,
     } = look;
     let mut keep = Keep {
         trees,
@@ -45,13 +40,13 @@ pub(super) fn keep(
         path: Vec::new(),
         shared: HashMap::new(),
         list: vec![0; LONGEST_LIST],
-        counted: seen,
+        report,
     };
     let open = root.has_unread.then_some(upper);
     let place = below.map(Below::root);
-    let root = keep.folder(root, open, known.as_deref(), place, 0)?;
+    let root = keep.folder(root, open, known.as_ref().map(|known| &*known.root), place, 0)?;
     keep.batch.commit()?;
-    Ok((root, keep.counted))
+    Ok((root, keep.report))
 }
 
 struct Keep<'a> {
@@ -60,10 +55,10 @@ struct Keep<'a> {
     batch: Batch,
     tick: i64,
     path: Vec<u8>,
-    /// Files with several names, by device and inode.
-    shared: HashMap<(u64, u64), Shared>,
+    /// Files with several names.
+    shared: HashMap<Key, Shared>,
     list: Vec<u8>,
-    counted: Counted,
+    report: Report,
 }
 
 /// One file with several names.
@@ -117,7 +112,6 @@ impl Keep<'_> {
                 attributes,
                 inner,
             } => {
-                let attributes = self.attributes(&attributes)?;
                 let place = match (self.below, place) {
                     (Some(below), Some(place)) => self.through(below, place, name, &inner)?,
                     (Some(_) | None, _) => None,
@@ -160,20 +154,20 @@ impl Keep<'_> {
         content: Content,
         open: Option<&Folder>,
     ) -> Result<Option<Seen>, Error> {
-        let key = (meta.device, meta.inode);
+        let key = key(&meta);
         let (blob, size, attributes) = match content {
             Content::Known { blob, attributes } => (blob, meta.size, attributes),
             Content::Held { bytes, attributes } => {
                 let blob = self.batch.put(&bytes)?;
-                (blob, bytes.len() as u64, self.attributes(&attributes)?)
+                (blob, bytes.len() as u64, attributes)
             }
-            Content::Stored { blob, size, attributes } => (blob, size, self.attributes(&attributes)?),
+            Content::Stored { blob, size, attributes } => (blob, size, attributes),
             Content::Twin => match self.shared.get(&key) {
                 Some(Shared {
                     seen: Seen::File { blob, attributes, .. },
                     ..
                 }) => (*blob, meta.size, *attributes),
-                // Its first name was met, and was something else when it was opened.
+                // Its first name was met, and had no place in the tree.
                 Some(_) | None => return Ok(None),
             },
             Content::Unread => self.read(name, &meta, open)?,
@@ -225,9 +219,13 @@ impl Keep<'_> {
         if after != *meta || size != meta.size {
             return Err(self.changed());
         }
-        self.counted.read_files += 1;
-        self.counted.read_bytes += size;
-        Ok((blob, size, self.attributes(&found)?))
+        self.report.read_files += 1;
+        self.report.read_bytes += size;
+        let attributes = match found.encoded() {
+            Some(bytes) => Some(self.batch.put(&bytes)?),
+            None => None,
+        };
+        Ok((blob, size, attributes))
     }
 
     /// What has to be there as it was.
@@ -243,21 +241,10 @@ impl Keep<'_> {
         Error::Changed(shown(&self.path))
     }
 
-    fn attributes(&mut self, found: &Attributes) -> Result<Option<BlobId>, Error> {
-        match found.0.is_empty() {
-            true => Ok(None),
-            false => self.batch.put(&found.encode()).map(Some),
-        }
-    }
-
     /// Stores which names share an inode, once all have been met.
     fn links(&mut self) -> Result<Option<BlobId>, Error> {
         let groups = std::mem::take(&mut self.shared);
-        let links = Links::new(groups.into_values().map(|shared| shared.paths));
-        match links.is_empty() {
-            true => Ok(None),
-            false => self.batch.put(&links.encode()).map(Some),
-        }
+        Links::new(groups.into_values().map(|shared| shared.paths)).store(&mut self.batch)
     }
 
     /// Puts the items of a directory over what shows through it.

@@ -13,7 +13,6 @@ use std::fs::File as Opened;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 
 use nix::fcntl::AtFlags;
 use nix::sys::stat::fstatat;
@@ -24,10 +23,10 @@ use super::super::batch::Batch;
 use super::super::error::Error;
 use super::super::folder::{FileType, Folder, Meta, tick};
 use super::super::id::BlobId;
-use super::super::index::{Known, Seen};
+use super::super::index::{Index, Known, Seen};
 use super::super::limits::{Limits, Meter};
 use super::super::name::{push, shown};
-use super::super::snapshot::{MOST_NAMED, Skipped, SpecialFile};
+use super::super::snapshot::{Report, SpecialFile};
 
 /// Content up to this size is taken into memory; of more, what is read goes to the store at once.
 pub(super) const IN_MEMORY: u64 = 1 << 20;
@@ -49,30 +48,11 @@ pub enum Reading {
 /// What a sandbox changed, as it was at one moment.
 pub struct Look {
     pub(super) root: Folded,
-    pub(super) known: Option<Arc<Known>>,
+    pub(super) known: Option<Index>,
     pub(super) tick: i64,
     /// What was stored already.
     pub(super) batch: Batch,
-    pub(super) seen: Counted,
-}
-
-/// What a look met.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Counted {
-    /// Names in the directory that was walked.
-    pub entries: u64,
-    pub read_files: u64,
-    pub read_bytes: u64,
-    /// What no tree holds: the first [`MOST_NAMED`] of them.
-    pub skipped: Vec<Skipped>,
-    pub skipped_total: u64,
-}
-
-impl Counted {
-    /// Whether a new sandbox would have noticeably much to write.
-    pub(in super::super) fn is_much(&self) -> bool {
-        self.entries > super::bases::FEW
-    }
+    pub(super) report: Report,
 }
 
 /// A directory; names ascend by their bytes.
@@ -98,7 +78,7 @@ pub(super) enum Met {
     Directory {
         mode: u16,
         mtime: i64,
-        attributes: Attributes,
+        attributes: Option<BlobId>,
         inner: Folded,
     },
     Symlink {
@@ -116,12 +96,12 @@ pub(super) enum Content {
     },
     Held {
         bytes: Vec<u8>,
-        attributes: Attributes,
+        attributes: Option<BlobId>,
     },
     Stored {
         blob: BlobId,
         size: u64,
-        attributes: Attributes,
+        attributes: Option<BlobId>,
     },
     /// That of a name of the same inode which was met before.
     Twin,
@@ -132,10 +112,14 @@ pub(super) enum Content {
 pub(super) struct Plan {
     pub is_overlay: bool,
     pub reading: Reading,
-    pub known: Option<Arc<Known>>,
+    pub known: Option<Index>,
     pub limits: Limits,
 }
 
+/// Looks at an upper layer, or at a whole directory.
+///
+/// # Errors
+/// [`Error::Limit`] for more than is taken, [`Error::Io`].
 pub(super) fn look(upper: &Folder, batch: Batch, plan: Plan) -> Result<Look, Error> {
     let mut walk = Walk {
         is_overlay: plan.is_overlay,
@@ -148,15 +132,15 @@ pub(super) fn look(upper: &Folder, batch: Batch, plan: Plan) -> Result<Look, Err
         held: 0,
         list: vec![0; LONGEST_LIST],
         batch,
-        seen: Counted::default(),
+        report: Report::default(),
     };
-    let root = walk.folder(upper, plan.known.as_deref(), 0)?;
+    let root = walk.folder(upper, plan.known.as_ref().map(|known| &*known.root), 0)?;
     Ok(Look {
         root,
         known: plan.known,
         tick: walk.tick,
         batch: walk.batch,
-        seen: walk.seen,
+        report: walk.report,
     })
 }
 
@@ -167,12 +151,12 @@ struct Walk {
     meter: Meter,
     tick: i64,
     path: Vec<u8>,
-    /// Files with several names that were met: what they were.
-    shared: HashSet<(u64, u64, i64)>,
+    /// Files with several names that were met.
+    shared: HashSet<Key>,
     held: u64,
     list: Vec<u8>,
     batch: Batch,
-    seen: Counted,
+    report: Report,
 }
 
 impl Walk {
@@ -206,7 +190,7 @@ impl Walk {
     /// Looks at one name; `None` when it is gone or has no place in a tree.
     fn name(&mut self, folder: &Folder, name: &[u8], known: Option<&Seen>, depth: u32) -> Result<Option<Met>, Error> {
         self.meter.entry(&self.path)?;
-        self.seen.entries += 1;
+        self.report.entries += 1;
         let Some(meta) = folder.look(name).map_err(|e| Error::io("look at", &self.path, e))? else {
             return Ok(None);
         };
@@ -226,13 +210,7 @@ impl Walk {
             FileType::Socket => SpecialFile::Socket,
             FileType::BlockDevice => SpecialFile::BlockDevice,
         };
-        self.seen.skipped_total += 1;
-        if self.seen.skipped.len() < MOST_NAMED {
-            self.seen.skipped.push(Skipped {
-                path: shown(&self.path),
-                what: special,
-            });
-        }
+        self.report.skip(&self.path, special);
         // Whatever it hides below stays hidden.
         Ok(Some(Met::Removed))
     }
@@ -253,6 +231,7 @@ impl Walk {
             Some(Seen::File { .. } | Seen::Symlink { .. }) | None => None,
         };
         let (attributes, of_overlay) = self.attributes(&inside)?;
+        self.report.directories += 1;
         let mut inner = self.folder(&inside, known, depth + 1)?;
         if of_overlay {
             let read = |name: &str| overlay_attribute(&inside, name).map_err(|e| Error::io("ask", &self.path, e));
@@ -280,18 +259,13 @@ impl Walk {
                 blob: *blob,
                 attributes: *attributes,
             };
-            self.meter.file(meta.size, &self.path)?;
-            return Ok(Some(Met::File { meta, content }));
+            return self.met(meta, content).map(Some);
         }
-        if meta.is_shared && !self.shared.insert((meta.device, meta.inode, meta.ctime)) {
-            self.meter.file(meta.size, &self.path)?;
-            let content = Content::Twin;
-            return Ok(Some(Met::File { meta, content }));
+        if self.shared.contains(&key(&meta)) {
+            return self.met(meta, Content::Twin).map(Some);
         }
         if self.reading == Reading::Later && meta.ctime < self.tick {
-            self.meter.file(meta.size, &self.path)?;
-            let content = Content::Unread;
-            return Ok(Some(Met::File { meta, content }));
+            return self.met(meta, Content::Unread).map(Some);
         }
         let Some((file, meta)) = self.present(folder.open_file(name), "read")? else {
             return Ok(None);
@@ -316,22 +290,46 @@ impl Walk {
             let content = Content::Stored { blob, size, attributes };
             (content, size)
         };
-        self.meter.file(size, &self.path)?;
-        self.seen.read_files += 1;
-        self.seen.read_bytes += size;
-        let meta = Meta { size, ..meta };
-        Ok(Some(Met::File { meta, content }))
+        self.report.read_files += 1;
+        self.report.read_bytes += size;
+        // Written to while it was read: what was read is kept, and the stamp (of before) will not cover it again.
+        self.met(Meta { size, ..meta }, content).map(Some)
     }
 
-    /// The attributes of an open file or directory, and whether overlayfs has some of its own on it.
-    fn attributes(&mut self, file: impl AsFd) -> Result<(Attributes, bool), Error> {
-        attributes(file, &mut self.list).map_err(|e| Error::io("read the attributes of", &self.path, e))
+    /// Counts a file.
+    fn met(&mut self, meta: Meta, content: Content) -> Result<Met, Error> {
+        self.meter.file(meta.size, &self.path)?;
+        self.report.files += 1;
+        self.report.bytes += meta.size;
+        if meta.is_shared {
+            self.report.hard_linked += 1;
+            self.shared.insert(key(&meta));
+        }
+        Ok(Met::File { meta, content })
+    }
+
+    /// Stores the attributes of an open file or directory, and tells whether overlayfs has some of its own on it.
+    fn attributes(&mut self, file: impl AsFd) -> Result<(Option<BlobId>, bool), Error> {
+        let failed = |e| Error::io("read the attributes of", &self.path, e);
+        let (found, of_overlay) = attributes(file, &mut self.list).map_err(failed)?;
+        let Some(bytes) = found.encoded() else {
+            return Ok((None, of_overlay));
+        };
+        self.meter.file(bytes.len() as u64, &self.path)?;
+        Ok((Some(self.batch.put(&bytes)?), of_overlay))
     }
 
     /// Takes a name that vanished, or became something else, between two calls for one that is not there.
     fn present<T>(&self, result: io::Result<T>, doing: &'static str) -> Result<Option<T>, Error> {
         present(result).map_err(|error| Error::io(doing, &self.path, error))
     }
+}
+
+/// What tells one file with several names from another, and from itself before a change.
+pub(super) type Key = (u64, u64, i64);
+
+pub(super) fn key(meta: &Meta) -> Key {
+    (meta.device, meta.inode, meta.ctime)
 }
 
 pub(super) fn present<T>(result: io::Result<T>) -> io::Result<Option<T>> {

@@ -24,8 +24,34 @@ mod mount;
 mod site;
 
 pub use bases::{Bases, MOST_BYTES};
-pub use look::{Counted, Look, Reading};
+pub use look::{Look, Reading};
 pub use mount::{Ground, clear};
 pub use site::{Kept, Site};
+
 #[cfg(test)]
 mod tests;
+
+use super::error::Error;
+use super::folder::Folder;
+use super::index::Index;
+use super::limits::Limits;
+use super::snapshot::Report;
+use super::trees::Trees;
+
+/// Takes a whole directory, which is an upper layer with nothing below; durable before it returns.
+pub(super) fn take(
+    trees: &Trees,
+    dir: &Folder,
+    known: Option<&Index>,
+    limits: Limits,
+) -> Result<(Index, Report), Error> {
+    let plan = look::Plan {
+        is_overlay: false,
+        reading: Reading::Now,
+        known: known.cloned(),
+        limits,
+    };
+    let looked = look::look(dir, trees.blobs.batch(), plan)?;
+    let (root, report) = keep::keep(trees, dir, None, looked)?;
+    Ok((Index::new(root), report))
+}

@@ -9,15 +9,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::super::clearing;
 use super::super::error::Error;
 use super::super::folder::Folder;
-use super::super::index::Known;
+use super::super::index::Index;
 use super::super::limits::Limits;
 use super::super::materialise::Owner;
+use super::super::snapshot::Report;
 use super::super::trees::{Revision, Trees};
-use super::bases::Bases;
+use super::bases::{Bases, FEW};
 use super::below::Below;
 use super::keep::keep;
 use super::lay::{Linked, cost, lay};
-use super::look::{Counted, Look, Plan, Reading, look};
+use super::look::{Look, Plan, Reading, look};
 use super::mount::Ground;
 
 /// A workspace of so few names is written out in less time than an overlay is mounted and unmounted.
@@ -33,14 +34,21 @@ struct Inner {
     /// `None`: a plain directory.
     over: Option<Below>,
     /// What the walked directory was known to hold at the last look; `None` = nothing is known.
-    known: Mutex<Option<Arc<Known>>>,
+    known: Mutex<Option<Index>>,
 }
 
 /// A workspace as it was at a look, durable.
 #[derive(Debug)]
 pub struct Kept {
     pub revision: Revision,
-    pub counted: Counted,
+    pub report: Report,
+}
+
+impl Kept {
+    /// Whether a new sandbox would have noticeably much to write.
+    pub(in super::super) fn is_much(&self) -> bool {
+        self.report.entries > FEW
+    }
 }
 
 impl Site {
@@ -70,11 +78,11 @@ impl Site {
         Ok(Self::new(ground, over, None))
     }
 
-    fn new(ground: Ground, over: Option<Below>, known: Option<Known>) -> Self {
+    fn new(ground: Ground, over: Option<Below>, known: Option<Index>) -> Self {
         Self(Arc::new(Inner {
             ground,
             over,
-            known: Mutex::new(known.map(Arc::new)),
+            known: Mutex::new(known),
         }))
     }
 
@@ -108,7 +116,7 @@ impl Site {
             Self::empty(&ground)?;
         }
         let index = trees.materialise(revision, ground.upper(), owner)?;
-        Ok(Self::new(ground, None, Some(index.root)))
+        Ok(Self::new(ground, None, Some(index)))
     }
 
     /// `None` when the base went while it was being looked for.
@@ -133,7 +141,8 @@ impl Site {
         ground
             .mount(&base.layers, owner)
             .map_err(failed("mount an overlay of"))?;
-        Ok(Some(Self::new(ground.clone(), Some(below), Some(laid.root))))
+        let known = Index::new(laid.root);
+        Ok(Some(Self::new(ground.clone(), Some(below), Some(known))))
     }
 
     /// Takes away what an attempt left on a ground.
@@ -162,15 +171,12 @@ impl Site {
         owner: Option<Owner>,
     ) -> Result<(), Error> {
         let index = trees.materialise(revision, &self.path(), owner)?;
-        self.learn(index.root);
+        self.learn(index);
         Ok(())
     }
 
-    fn learn(&self, known: Known) -> Arc<Known> {
-        let known = Arc::new(known);
-        let mut last = self.0.known.lock().unwrap_or_else(PoisonError::into_inner);
-        *last = Some(Arc::clone(&known));
-        known
+    fn learn(&self, known: Index) {
+        *self.0.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
     }
 
     fn upper(&self) -> Result<Folder, Error> {
@@ -201,12 +207,10 @@ impl Site {
     /// # Errors
     /// [`Error::Changed`] after [`Reading::Later`], when another look has to be taken; [`Error::Io`].
     pub(in super::super) fn keep(&self, trees: &Trees, look: Look) -> Result<Kept, Error> {
-        let (root, counted) = keep(trees, &self.upper()?, self.0.over.as_ref(), look)?;
-        let known = self.learn(root);
-        let revision = Revision {
-            tree: known.tree,
-            times: known.times,
-        };
-        Ok(Kept { revision, counted })
+        let (root, report) = keep(trees, &self.upper()?, self.0.over.as_ref(), look)?;
+        let known = Index::new(root);
+        let revision = known.revision();
+        self.learn(known);
+        Ok(Kept { revision, report })
     }
 }

@@ -12,10 +12,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::super::error::Error;
-use super::super::folder::tick;
 use super::super::history_test::{act, copied, deed};
 use super::super::materialise::Owner;
-use super::super::testing::{Bench, cases, everything, links_and_attributes, snapshot};
+use super::super::testing::{Bench, cases, everything, links_and_attributes, past_this_tick, snapshot};
 use super::super::trees::Revision;
 use super::bases::Bases;
 use super::look::Reading;
@@ -94,14 +93,6 @@ fn as_guest(dir: &Path, script: &str) -> bool {
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(script).current_dir(dir).stderr(Stdio::null());
     shell.uid(OWNER.uid).gid(OWNER.gid).status().unwrap().success()
-}
-
-/// Waits until nothing that exists can be racy any more.
-fn past_this_tick() {
-    let now = tick().unwrap();
-    while tick().unwrap() <= now {
-        std::thread::yield_now();
-    }
 }
 
 proptest! {
@@ -191,7 +182,7 @@ fn the_words_of_overlayfs_are_understood() {
         snapshot(&yard.bench.trees, &start, None).revision.tree
     );
     // What was only moved is not looked at.
-    assert_eq!(kept.counted.read_files, 3, "{:?}", kept.counted);
+    assert_eq!(kept.report.read_files, 3, "{:?}", kept.report);
     let again = yard.kept(&yard.over(kept.revision), Reading::Now);
     assert_eq!(again.revision, kept.revision);
     assert_eq!(yard.kept(&site, Reading::Later).revision, kept.revision);
@@ -213,14 +204,14 @@ fn only_what_changed_is_walked_and_read() {
         fs::write(site.path().join(format!("{n}/{n}")), "changed").unwrap();
     }
     past_this_tick();
-    let first = yard.kept(&site, Reading::Later).counted;
+    let first = yard.kept(&site, Reading::Later).report;
     assert_eq!((first.entries, first.read_files, first.read_bytes), (20, 10, 70));
     fs::write(site.path().join("3/3"), "again").unwrap();
-    let second = yard.kept(&site, Reading::Now).counted;
+    let second = yard.kept(&site, Reading::Now).report;
     assert_eq!((second.entries, second.read_files), (20, 1));
     let third = yard.kept(&yard.over(yard.kept(&site, Reading::Now).revision), Reading::Now);
     // Laid just now: what was made in this tick is not trusted yet.
-    assert_eq!(third.counted.entries, 20);
+    assert_eq!(third.report.entries, 20);
 }
 
 #[test]
@@ -310,13 +301,13 @@ fn a_guest_cannot_speak_for_overlayfs() {
     let could = as_guest(&plain.path(), "mknod d/file2 c 0 0");
     let kept = yard.kept(&plain, Reading::Now);
     assert_eq!(
-        (kept.revision.tree, kept.counted.skipped_total),
+        (kept.revision.tree, kept.report.skipped_total),
         (begin.tree, u64::from(could))
     );
     // Sockets and FIFOs hide what is below, and are no part of a tree.
     assert!(as_guest(&site.path(), "rm d/file && mkfifo d/file"));
     let kept = yard.kept(&site, Reading::Later);
-    assert_eq!(kept.counted.skipped_total, 1);
+    assert_eq!(kept.report.skipped_total, 1);
     fs::remove_file(start.join("d/file")).unwrap();
     assert_eq!(
         kept.revision.tree,
