@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use exuvia::ids::SandboxId;
 use exuvia::sandbox::backend::oci::Oci;
 use exuvia::sandbox::identity::Claim;
-use exuvia::sandbox::kernel::{Event, Fresh, Kernel, Language, Options, Run, RunOptions, Warm, WarmOptions};
+use exuvia::sandbox::kernel::{Event, Fresh, Kernel, Language, Options, Run, RunOptions, Warm, WarmOptions, mould};
 use exuvia::sandbox::{Command as Exec, ImageRef, Isolation, Limits, Sandbox, Spec, seccomp};
 
 const LINE: &str = "print(sum(range(10)))";
@@ -23,7 +23,10 @@ const SAYS: &[u8] = b"45\n";
 /// Any error: a benchmark only tells it and stops.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-const CASES: [&str; 8] = [
+const CASES: [&str; 11] = [
+    "fresh process, cast ahead",
+    "fresh process, cast when asked for",
+    "fresh process, started when asked for",
     "fresh process, forked ahead",
     "fresh process, started ahead",
     "kernel, state kept",
@@ -51,14 +54,21 @@ fn main() -> Result<()> {
 async fn measure(rounds: u64, gap: Duration) -> Result<()> {
     let data = tempfile::tempdir()?;
     let sandbox = Arc::new(open(data.path()).await?);
-    let warm = |language, fresh| {
+    let mould = Arc::new(mould(&sandbox, BTreeMap::new()).await?);
+    let warm_as = |language, fresh, lanes, mould| {
         let options = WarmOptions {
             fresh,
+            lanes,
+            mould,
             ..WarmOptions::default()
         };
         let sandbox = Arc::clone(&sandbox);
         async move { Warm::start(&sandbox, language, options).await }
     };
+    let warm = |language, fresh| warm_as(language, fresh, 1, None);
+    let cast = warm_as(Language::Python, Fresh::Forked, 1, Some(Arc::clone(&mould))).await?;
+    let late_cast = warm_as(Language::Python, Fresh::Forked, 0, Some(mould)).await?;
+    let late_start = warm_as(Language::Python, Fresh::Forked, 0, None).await?;
     let forked = warm(Language::Python, Fresh::Forked).await?;
     let executed = warm(Language::Python, Fresh::Executed).await?;
     let kernel = Kernel::start(&sandbox, Language::Python, Options::default()).await?;
@@ -70,26 +80,29 @@ async fn measure(rounds: u64, gap: Duration) -> Result<()> {
     for round in 0..=rounds {
         for (case, took) in took.iter_mut().enumerate() {
             // What the case before has set going (a fork, a start) is its own affair.
-            let lanes = [Some(&forked), Some(&executed), Some(&bash), node.as_ref()];
+            let lanes = [Some(&cast), Some(&forked), Some(&executed), Some(&bash), node.as_ref()];
             while lanes.iter().flatten().any(|lane| lane.parked() == 0) {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             tokio::time::sleep(gap).await;
             let begun = Instant::now();
             match case {
-                0 => says(forked.run(LINE, RunOptions::default())?).await?,
-                1 => says(executed.run(LINE, RunOptions::default())?).await?,
-                2 => says(kernel.run(LINE, RunOptions::default())?).await?,
-                3 => {
+                0 => says(cast.run(LINE, RunOptions::default())?).await?,
+                1 => says(late_cast.run(LINE, RunOptions::default())?).await?,
+                2 => says(late_start.run(LINE, RunOptions::default())?).await?,
+                3 => says(forked.run(LINE, RunOptions::default())?).await?,
+                4 => says(executed.run(LINE, RunOptions::default())?).await?,
+                5 => says(kernel.run(LINE, RunOptions::default())?).await?,
+                6 => {
                     let finished = sandbox.run(Exec::new(["python3", "-c", LINE]), 64).await?;
                     check(&finished.stdout.bytes())?;
                 }
-                4 => output(Command::new("/usr/bin/python3").args(["-c", LINE]))?,
-                5 => match &docker {
+                7 => output(Command::new("/usr/bin/python3").args(["-c", LINE]))?,
+                8 => match &docker {
                     Some(docker) => output(Command::new("docker").args(["exec", &docker.0, "python3", "-c", LINE]))?,
                     None => continue,
                 },
-                6 => says(bash.run("echo $((45))", RunOptions::default())?).await?,
+                9 => says(bash.run("echo $((45))", RunOptions::default())?).await?,
                 _ => match &node {
                     Some(node) => says(node.run("console.log(45)", RunOptions::default())?).await?,
                     None => continue,
@@ -101,7 +114,7 @@ async fn measure(rounds: u64, gap: Duration) -> Result<()> {
         }
     }
     println!("{}", table(&took, rounds, gap));
-    drop((forked, executed, kernel, bash, node));
+    drop((cast, late_cast, late_start, forked, executed, kernel, bash, node));
     sandbox.close(Duration::ZERO).await?;
     Ok(())
 }

@@ -3,10 +3,13 @@
 //! `cargo bench --bench service`, as root. What is not installed is named and left out. `EXUVIA_BENCH_ROUNDS` (60) rounds, in
 //! each of which every case runs once, so that all see the same weather; `EXUVIA_BENCH_GAP_MS` (0) between two cases: 0 is a
 //! tight loop, 50 is isolated arrivals. `EXUVIA_BENCH_IMAGE` (`exuvia/python`) is what `docker` is measured with.
-//! `EXUVIA_BENCH_ONLY` runs one part: `latency`, `arrivals`, `rate`, `refill`, `output` or `weight`.
+//! `EXUVIA_BENCH_ONLY` runs one part: `latency`, `arrivals`, `rate`, `refill`, `output`, `weight` or `gvisor`. With
+//! `EXUVIA_BENCH_OTHER` only two builds are compared: this and that program.
 
 #[path = "service/arrivals.rs"]
 mod arrivals;
+#[path = "service/gvisor.rs"]
+mod gvisor;
 #[path = "service/output.rs"]
 mod output;
 mod peers;
@@ -14,6 +17,8 @@ mod peers;
 mod rate;
 #[path = "service/server.rs"]
 mod server;
+#[path = "service/versus.rs"]
+mod versus;
 #[path = "service/weight.rs"]
 mod weight;
 
@@ -37,6 +42,10 @@ fn main() -> Result<()> {
         .enable_all()
         .build()?
         .block_on(async {
+            if let Some(other) = std::env::var_os("EXUVIA_BENCH_OTHER") {
+                println!("{}", versus::measure(other).await?);
+                return Ok(());
+            }
             if asked("latency") {
                 println!("{}", latencies().await?);
             }
@@ -54,6 +63,12 @@ fn main() -> Result<()> {
             }
             if asked("weight") {
                 println!("{}", weight::measure().await?);
+            }
+            if asked("gvisor") {
+                match exuvia::sandbox::backend::gvisor::Runsc::find() {
+                    Ok(_) => println!("{}", gvisor::measure().await?),
+                    Err(lack) => eprintln!("SKIPPED gvisor: {lack}"),
+                }
             }
             Ok(())
         })

@@ -6,8 +6,8 @@
 #   scripts/dockerd.sh stop     ends the one that `start` started, by its pid file, and no other
 #
 # The one started here has no bridge and leaves the host's firewall alone: sandboxes have no network. It keeps running
-# until `stop` or a reboot. Where `runsc` is there (scripts/runsc.sh) it knows it as a runtime, for comparison: the backend
-# `docker` does not use it.
+# until `stop` or a reboot. Where `runsc` is there (scripts/runsc.sh) it knows it as a runtime, which the backend `docker` uses for
+# isolation `gvisor`; an engine of ours that runs without it, or with other options, is told of it.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -36,17 +36,30 @@ wait_for() {
     done
 }
 
-# runsc with a network refuses to start on recent kernels; without one it runs, in containers without one.
+# runsc with a network refuses to start on recent kernels; without one it runs, in containers without one. Without `directfs`
+# its kernel is nobody on the host. The backend looks for these options.
 runtimes() {
     local runsc
     printf '{}\n' >"$config"
     runsc=$(bash "$(dirname "$0")/runsc.sh" path) || return 0
-    printf '{"runtimes":{"runsc":{"path":"%s","runtimeArgs":["--platform=systrap","--network=none","--host-uds=none"]}}}\n' \
-        "$runsc" >"$config"
+    printf '{"runtimes":{"runsc":{"path":"%s","runtimeArgs":[%s]}}}\n' "$runsc" \
+        '"--platform=systrap","--network=none","--host-uds=none","--net-raw=false","--directfs=false","--overlay2=none"' >"$config"
+}
+
+# An engine reads its runtimes again at SIGHUP.
+refresh() {
+    local pid before
+    pid=$(ours) || return 0
+    before=$(cat "$config" 2>/dev/null || true)
+    runtimes
+    [ "$before" = "$(cat "$config")" ] || kill -HUP "$pid"
 }
 
 start() {
-    answers && return
+    if answers; then
+        refresh
+        return
+    fi
     case $socket in
     *://*) die "DOCKER_HOST is $socket, and no engine answers there" ;;
     esac

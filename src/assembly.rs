@@ -12,10 +12,11 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::audit::Mirror;
-use crate::chaos::KillAt;
-use crate::clock::{Clock, System};
+use crate::chaos::{self, Faults, Faulty, KillAt};
+use crate::clock::Clock;
 use crate::error::Kind;
 use crate::fleet::{self, Fleet};
 use crate::ids::SandboxId;
@@ -25,6 +26,7 @@ use crate::sandbox::disk::Volumes;
 use crate::sandbox::{self, BackendName, reconcile};
 use crate::store::{self, sqlite::Sqlite};
 use crate::workdir::{self, WorkDirs};
+use crate::workspace::overlay::Bases;
 use crate::workspace::{self, Pool, Trees};
 
 /// What a service is made with.
@@ -33,6 +35,22 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// Runs driven side by side.
     pub parallel_runs: usize,
+    /// A run that stood still for longer looks again before it goes on.
+    pub stale_after: Duration,
+    /// How long another process may stand still before its runs are taken over.
+    pub lease: Duration,
+}
+
+impl Config {
+    /// The usual one.
+    pub fn of(data_dir: &Path, parallel_runs: usize) -> Self {
+        Self {
+            data_dir: data_dir.to_owned(),
+            parallel_runs,
+            stale_after: run::STALE_AFTER,
+            lease: run::lease::LEASE,
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -47,8 +65,9 @@ pub enum Error {
     Foreign { path: PathBuf, owner: u32 },
     #[error("the data directory `{path}` is in use by another server ({holder})")]
     InUse { path: PathBuf, holder: String },
-    #[error("EXUVIA_KILL_AT: {0}")]
-    KillAt(String),
+    /// A switch of `chaos`.
+    #[error("{variable}: {reason}")]
+    Switch { variable: &'static str, reason: String },
     #[error(transparent)]
     Store(#[from] store::Error),
     #[error(transparent)]
@@ -68,7 +87,7 @@ pub enum Error {
 impl Error {
     pub fn kind(&self) -> Kind {
         match self {
-            Self::DataDir { .. } | Self::KillAt(_) => Kind::Invalid,
+            Self::DataDir { .. } | Self::Switch { .. } => Kind::Invalid,
             Self::Foreign { .. } => Kind::Denied,
             Self::InUse { .. } => Kind::WrongState,
             Self::Store(error) => error.kind(),
@@ -97,8 +116,12 @@ impl Parts {
     /// Opens the data directory, making it where it is missing.
     pub async fn open(data_dir: &Path) -> Result<Self, Error> {
         secure_dir(data_dir)?;
-        let clock: Arc<dyn Clock> = Arc::new(System);
-        let store = Arc::new(Sqlite::open(data_dir, Arc::clone(&clock))?);
+        let clock = chaos::clock().map_err(switch("EXUVIA_CLOCK_JUMP"))?;
+        let store: Arc<dyn store::Store> = Arc::new(Sqlite::open(data_dir, Arc::clone(&clock))?);
+        let store = match Faults::from_env().map_err(switch("EXUVIA_STORE_FAULTS"))? {
+            None => store,
+            Some(faults) => Arc::new(Faulty::new(store, faults)),
+        };
         let backends = Backends::new(data_dir);
         let mirror = Arc::new(Mirror::open(data_dir, Arc::clone(&clock))?);
         Ok(Self {
@@ -142,6 +165,9 @@ impl Parts {
         if let Err(error) = workdir::sweep(&self.data_dir, is_kept) {
             tracing::warn!(%error, "working directories not swept");
         }
+        if let Err(error) = Bases::new(&self.data_dir).sweep() {
+            tracing::warn!(%error, "unfinished bases not swept");
+        }
         gone
     }
 }
@@ -149,7 +175,7 @@ impl Parts {
 /// Opens everything and makes a service that drives nothing yet.
 pub async fn open(config: &Config) -> Result<(Service, Parts), Error> {
     let parts = Parts::open(&config.data_dir).await?;
-    let pool = Pool::new(Trees::open(&config.data_dir)?);
+    let pool = Pool::new(Trees::open(&config.data_dir)?).over(Bases::new(&config.data_dir));
     let shop = Shop {
         store: Arc::clone(&parts.store),
         benches: bench::Maker::new(
@@ -166,7 +192,9 @@ pub async fn open(config: &Config) -> Result<(Service, Parts), Error> {
             .ok()
             .and_then(|name| name.into_string().ok())
             .unwrap_or_default(),
-        kill_at: KillAt::from_env().map_err(Error::KillAt)?,
+        kill_at: KillAt::from_env().map_err(switch("EXUVIA_KILL_AT"))?,
+        stale_after: config.stale_after,
+        lease: config.lease.max(Duration::from_millis(100)),
     };
     let (data_dir, mirror) = (config.data_dir.clone(), parts.mirror.clone());
     let service = Service::new(Arc::new(shop), pool, mirror, data_dir, config.parallel_runs)?;
@@ -235,6 +263,10 @@ fn secure_dir(path: &Path) -> Result<(), Error> {
         fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(fail)?;
     }
     Ok(())
+}
+
+fn switch(variable: &'static str) -> impl FnOnce(String) -> Error {
+    move |reason| Error::Switch { variable, reason }
 }
 
 fn data_dir_error(path: &Path, source: io::Error) -> Error {

@@ -23,6 +23,11 @@ impl Timestamp {
         Self(self.0.saturating_sub(i64::try_from(by.as_millis()).unwrap_or(i64::MAX)))
     }
 
+    /// This instant moved by as much as `to` is after `from`; back where it is before.
+    pub fn shifted(self, from: Self, to: Self) -> Self {
+        Self(self.0.saturating_add(to.0.saturating_sub(from.0)))
+    }
+
     /// How long after `earlier` this is; zero when it is not after.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0).max(0) as u64)
@@ -39,6 +44,12 @@ impl fmt::Display for Timestamp {
 /// Tells the time.
 pub trait Clock: Send + Sync + fmt::Debug {
     fn now(&self) -> Timestamp;
+
+    /// How long it has been since some instant that stays the same: never set, never back, and on while the host sleeps.
+    /// By default that of a clock that nobody sets.
+    fn elapsed(&self) -> Duration {
+        self.now().since(Timestamp(0))
+    }
 }
 
 /// The system's clock.
@@ -52,6 +63,36 @@ impl Clock for System {
             .duration_since(std::time::UNIX_EPOCH)
             .unwrap_or_default();
         Timestamp(since.as_millis() as i64)
+    }
+
+    fn elapsed(&self) -> Duration {
+        // It cannot fail with this clock, which every kernel has that there is a sandbox for.
+        nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
+    }
+}
+
+/// The time of another clock when this one was made, and from there what has really passed: whoever sets that clock meanwhile
+/// changes nothing here.
+#[derive(Debug, Clone)]
+pub struct Steady {
+    clock: Arc<dyn Clock>,
+    base: Timestamp,
+    begun: Duration,
+}
+
+impl Steady {
+    pub fn over(clock: Arc<dyn Clock>) -> Self {
+        Self {
+            base: clock.now(),
+            begun: clock.elapsed(),
+            clock,
+        }
+    }
+}
+
+impl Clock for Steady {
+    fn now(&self) -> Timestamp {
+        self.base.plus(self.clock.elapsed().saturating_sub(self.begun))
     }
 }
 
@@ -79,6 +120,37 @@ impl Clock for Manual {
 mod tests {
     use super::*;
 
+    /// Set by hand, while its time goes on by itself.
+    #[derive(Debug, Default)]
+    struct Set {
+        shown: AtomicI64,
+        passed: AtomicI64,
+    }
+
+    impl Clock for Set {
+        fn now(&self) -> Timestamp {
+            Timestamp(self.shown.load(Ordering::SeqCst))
+        }
+
+        fn elapsed(&self) -> Duration {
+            Duration::from_millis(self.passed.load(Ordering::SeqCst) as u64)
+        }
+    }
+
+    #[test]
+    fn a_steady_clock_does_not_follow_one_that_is_set() {
+        let set = Arc::new(Set::default());
+        set.shown.store(5_000, Ordering::SeqCst);
+        let steady = Steady::over(Arc::clone(&set) as Arc<dyn Clock>);
+        for shown in [86_400_000, -86_400_000] {
+            set.shown.fetch_add(shown, Ordering::SeqCst);
+            set.passed.fetch_add(100, Ordering::SeqCst);
+        }
+        assert_eq!(steady.now(), Timestamp(5_200));
+        let begun = System.elapsed();
+        assert!(begun > Duration::ZERO && System.elapsed() >= begun);
+    }
+
     #[test]
     fn no_time_span_wraps_around() {
         let now = Timestamp(5_000);
@@ -89,5 +161,10 @@ mod tests {
             [3_000, 5_000 - i64::MAX, 5_000 - i64::MAX]
         );
         assert_eq!(now.since(now.plus(Duration::MAX)), Duration::ZERO);
+        assert_eq!(now.shifted(Timestamp(10), Timestamp(7)), Timestamp(4_997));
+        assert_eq!(
+            now.shifted(Timestamp(i64::MIN), Timestamp(i64::MAX)),
+            Timestamp(i64::MAX)
+        );
     }
 }

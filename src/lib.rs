@@ -46,7 +46,7 @@
 //!   `tonic::Status`, and the place that says what a client may not name (`api/convert.rs`).
 //! - [`assembly`]: puts the parts together over one data directory, and guards that directory.
 //! - [`fleet`]: sandboxes that clients use directly, without an agent loop: one driver task each, a quota, leases by which the next
-//!   server goes on with them, the warm pool, snapshots with memory, and the output of their commands. Knows no runs.
+//!   server goes on with them, the warm pool, the nursery of interpreters, snapshots with memory, and the output of their commands. Knows no runs.
 //! - [`run`]: durable runs. A pure core (`state.rs`: entries in, state out, no IO) and a shell that commits first and acts
 //!   second (`driver.rs`). `service.rs` is what every face calls; forks, recordings and their replay have a file each.
 //! - [`task`]: what is asked: the frozen request that a run starts from, and the task file that a person writes.
@@ -54,7 +54,7 @@
 //!   `tool::world::World` and knows no sandbox.
 //! - [`model`]: the [`model::ModelClient`] seam, the Chat Completions adapter and the scripted model.
 //! - [`sandbox`]: the [`sandbox::Backend`] seam with `oci` and `docker` behind it, images, control groups, disk quotas, the
-//!   system-call filter, reading every wall back, and the host's half of the guest protocol. Knows no runs.
+//!   system-call filter, reading every wall back, moulds of processes, and the host's half of the guest protocol. Knows no runs.
 //! - [`guest`]: PID 1 of every sandbox, static, with a supply chain of its own (feature `guest`). Knows `wire` and nothing else.
 //! - [`forge`]: a second life of the guest's program: the long-lived, single-threaded process of the host's root that makes
 //!   the sandboxes of the `oci` backend (feature `guest`). Knows `wire`, and no image.
@@ -62,14 +62,14 @@
 //! - [`workdir`]: `DATA/work/NAME`, the directory of one sandbox with the volume that its workspace is on; swept by its owner's name.
 //! - [`workspace`]: files that outlive a sandbox, as content-addressed trees; snapshots, restore, diff, archives, apply.
 //! - [`egress`]: the only way out of a sandbox: rules, doors (HTTP, SOCKS5, DNS), TLS opening, credentials, budgets, one record
-//!   for each decision. It is handed open streams; knows no sandboxes and no runs.
+//!   for each decision. It is handed open streams; knows no sandboxes and no runs. Nothing hands it one yet.
 //! - [`policy`]: the file format, its checks, its canonical form and hash, and [`policy::decide()`]. Deny is the default.
 //! - [`audit`]: the hash chain, its canonical bytes, signed heads, verification, queries.
 //! - [`secret`]: credential references and their values for the moment of use; the redactor.
 //! - [`store`]: the [`store::Store`] seam: tasks, runs, journals, checkpoints, inboxes, the chain. SQLite behind it, and a
 //!   strict fake in memory.
 //! - [`tasks`], [`clock`], [`ids`], [`error`], [`process`]: background work with an owner; time and identities as values; what
-//!   all errors share; which process is which. [`chaos`]: the kill switch for proving durability on a real process.
+//!   all errors share; which process is which. [`chaos`]: switches for proving durability on a real process.
 //!   `scratch`, `skip`: for tests alone, those in `tests/` too.
 //!
 //! # Who depends on whom
@@ -104,6 +104,7 @@
 //! | context | a language kernel that keeps its state between calls (`ctx_…`) | `fleet/code/`, `sandbox/kernel/` |
 //! | lease | a directly used sandbox on disk, for the next server | `fleet/lease.rs` |
 //! | place | what the quota of sandboxes counts | `fleet/quota.rs` |
+//! | mould | a process as it stood, from which others are *cast* without starting | `sandbox/mould`, `guest/cast.rs` |
 //! | guest | the agent of ours that is PID 1 of a sandbox; *not* the AI agent | `guest/mod.rs` |
 //! | workspace | the files that outlive the sandbox; a *tree* is their content address | `workspace/tree.rs` |
 //! | artifact | a kept output, named by the address of its content | `workspace/artifact.rs` |

@@ -47,6 +47,12 @@ impl Process {
         }))
     }
 
+    /// Whether that very process lives and is stopped by a signal: it may go on any moment, and does nothing until then.
+    pub fn is_stopped(&self) -> bool {
+        let is_it = boot_id().is_ok_and(|boot| boot == self.boot);
+        is_it && matches!(look(self.pid), Ok(Some(Look { state: 'T', started })) if started == self.started)
+    }
+
     /// Whether that very process still lives; a zombie does not. What cannot be found out counts as alive: to wait for a
     /// dead process does less harm than to take over from a living one.
     pub fn is_alive(&self) -> bool {
@@ -69,6 +75,17 @@ fn boot_id() -> io::Result<&'static str> {
 
 /// When the process began; `None` when there is none, or only its zombie.
 fn started(pid: u32) -> io::Result<Option<u64>> {
+    Ok(look(pid)?.map(|look| look.started))
+}
+
+/// What the kernel tells of a process that lives.
+struct Look {
+    /// Field 3 of proc_pid_stat(5).
+    state: char,
+    started: u64,
+}
+
+fn look(pid: u32) -> io::Result<Option<Look>> {
     let stat = match read_made(format!("/proc/{pid}/stat")) {
         Ok(stat) => stat,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -79,9 +96,12 @@ fn started(pid: u32) -> io::Result<Option<u64>> {
     // The name (field 2) may hold spaces and brackets; what follows its last bracket may not.
     let rest = stat.rsplit_once(')').map(|(_, rest)| rest).unwrap_or_default();
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-    match (fields.first(), fields.get(19)) {
-        (Some(&"Z" | &"X"), _) => Ok(None),
-        (Some(_), Some(start)) => start.parse().map(Some).map_err(io::Error::other),
+    match (fields.first().and_then(|state| state.chars().next()), fields.get(19)) {
+        (Some('Z' | 'X'), _) => Ok(None),
+        (Some(state), Some(start)) => {
+            let started = start.parse().map_err(io::Error::other)?;
+            Ok(Some(Look { state, started }))
+        }
         (_, _) => Err(io::Error::other(format!("/proc/{pid}/stat makes no sense"))),
     }
 }
@@ -118,6 +138,12 @@ mod tests {
 
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let other = Process::find(child.id()).unwrap().unwrap();
+        assert!(other.is_alive() && !other.is_stopped());
+        let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).unwrap();
+        while !other.is_stopped() {
+            std::thread::yield_now();
+        }
         assert!(other.is_alive());
         child.kill().unwrap();
         // A zombie until it is awaited.

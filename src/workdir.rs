@@ -13,6 +13,7 @@ use crate::process::Process;
 use crate::sandbox::Limits;
 use crate::sandbox::disk::{self, Volumes};
 use crate::workspace;
+use crate::workspace::overlay::{self, Ground};
 
 pub use stock::WorkDirs;
 
@@ -101,9 +102,14 @@ impl WorkDir {
         }
     }
 
-    /// What a sandbox is given.
+    /// The empty directory on its volume, for a sandbox without a workspace that is laid out.
     pub fn workspace(&self) -> PathBuf {
         disk::workspace(&self.0)
+    }
+
+    /// Where a workspace is laid out.
+    pub fn ground(&self) -> Ground {
+        Ground::new(self.0.clone(), disk::workspace(&self.0))
     }
 
     /// What its files take up. Blocks.
@@ -122,8 +128,9 @@ impl WorkDir {
     }
 }
 
-/// The volume first: what is removed then is not walked file by file.
+/// What is mounted over the volume, then the volume: what is removed then is not walked file by file.
 fn remove(path: &Path) -> Result<(), String> {
+    overlay::clear(path).map_err(|error| format!("its overlay: {error}"))?;
     disk::clear(path).map_err(|error| format!("its disk: {error}"))?;
     workspace::remove_all(path).map_err(|error| crate::error::chain(&error))
 }

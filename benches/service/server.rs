@@ -1,5 +1,6 @@
 //! A server as its own process, and the calls that are timed, each as a client makes them.
 
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use tonic::transport::Channel;
 use crate::peers::Result;
 
 /// `EXUVIA_BENCH_PROGRAM` names another build, to be compared with this one.
-fn program() -> std::ffi::OsString {
+fn program() -> OsString {
     std::env::var_os("EXUVIA_BENCH_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_exuvia").into())
 }
 /// Long enough for any pool on any machine.
@@ -39,8 +40,13 @@ pub struct Server {
 
 impl Server {
     pub async fn start(arguments: &[&str]) -> Result<Self> {
+        Self::of(&program(), arguments).await
+    }
+
+    /// One of another build.
+    pub async fn of(program: &OsStr, arguments: &[&str]) -> Result<Self> {
         let data = tempfile::tempdir()?;
-        let mut child = Command::new(program())
+        let mut child = Command::new(program)
             .args([
                 "serve",
                 "--json",
@@ -118,7 +124,15 @@ impl Server {
     }
 
     pub async fn create(&self) -> Result<String> {
-        let made = self.client().create(CreateSandboxRequest::default()).await?;
+        self.create_with("default").await
+    }
+
+    pub async fn create_with(&self, policy: &str) -> Result<String> {
+        let request = CreateSandboxRequest {
+            policy: policy.to_owned(),
+            ..CreateSandboxRequest::default()
+        };
+        let made = self.client().create(request).await?;
         Ok(made.into_inner().sandbox_id)
     }
 

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt, TryStreamExt};
@@ -78,22 +79,40 @@ async fn pythons(count: usize) -> Result<String> {
 
 /// MiB that the processes in all sandboxes of a server have, what they share divided among them.
 fn own_memory(server: &Server) -> Result<f64> {
-    let ids: HashSet<String> = server.sandboxes()?.into_iter().collect();
     let mut kib = 0;
-    for process in fs::read_dir("/proc")?.flatten() {
-        let is_ours = |groups: String| {
-            let mut groups = groups.lines().filter_map(|line| line.rsplit('/').next());
-            groups.any(|group| ids.contains(group))
-        };
-        if !fs::read_to_string(process.path().join("cgroup")).is_ok_and(is_ours) {
-            continue;
-        }
+    for process in processes(server)? {
         // One that has just ended has none.
-        let memory = fs::read_to_string(process.path().join("smaps_rollup")).unwrap_or_default();
+        let memory = fs::read_to_string(process.join("smaps_rollup")).unwrap_or_default();
         let pss = memory.lines().find_map(|line| line.strip_prefix("Pss:"));
         kib += pss.map_or(Ok(0), |text| text.trim().trim_end_matches(" kB").trim().parse::<u64>())?;
     }
     Ok(kib as f64 / 1024.0)
+}
+
+/// Processor time that all that runs in a server's sandboxes has used so far.
+pub fn cpu_of_sandboxes(server: &Server) -> Result<Duration> {
+    let mut ticks = 0;
+    for process in processes(server)? {
+        ticks += cpu_of(
+            process
+                .file_name()
+                .and_then(|name| name.to_str()?.parse().ok())
+                .ok_or("no number")?,
+        )?;
+    }
+    Ok(Duration::from_millis(ticks * 10))
+}
+
+/// The directories in `/proc` of the processes in all sandboxes of a server.
+fn processes(server: &Server) -> Result<Vec<PathBuf>> {
+    let ids: HashSet<String> = server.sandboxes()?.into_iter().collect();
+    let is_ours = |process: &PathBuf| {
+        let groups = fs::read_to_string(process.join("cgroup")).unwrap_or_default();
+        let mut groups = groups.lines().filter_map(|line| line.rsplit('/').next());
+        groups.any(|group| ids.contains(group))
+    };
+    let all = fs::read_dir("/proc")?.flatten().map(|entry| entry.path());
+    Ok(all.filter(is_ours).collect())
 }
 
 /// KiB, from proc(5).

@@ -15,6 +15,7 @@ use crate::error::Fault;
 use crate::model::price::Price;
 use crate::policy::BudgetOverrides;
 use crate::run::event::{Call, Entry, Event, Limit, Outcome};
+use crate::run::grounds::Mismatch;
 use crate::run::service::{Submission, View};
 use crate::run::state::Used;
 use crate::sandbox::{BackendName, ImageRef};
@@ -52,6 +53,10 @@ pub(super) fn duration_in(value: Option<prost_types::Duration>, field: &str) -> 
             "`{field}` is not a duration of zero to 315,576,000,000 seconds"
         ))
     };
+    // The sign of both parts must be the same (google/protobuf/duration.proto), and the library lets this pass.
+    if value.is_some_and(|value| !(0..1_000_000_000).contains(&value.nanos)) {
+        return Err(refused());
+    }
     let duration = value.map(Duration::try_from).transpose().map_err(|_| refused())?;
     match duration {
         Some(duration) if duration > LONGEST => Err(refused()),
@@ -220,8 +225,18 @@ pub fn run(view: &View) -> proto::Run {
         approvals: approvals.collect(),
         deadline: state_now.deadline.and_then(time),
         step: state_now.next_step.saturating_sub(1),
+        withheld: mismatches(&state_now.withheld),
         ..run_record(record)
     }
+}
+
+fn mismatches(which: &[Mismatch]) -> Vec<proto::Mismatch> {
+    let one = |mismatch: &Mismatch| proto::Mismatch {
+        what: mismatch.ground.name().to_owned(),
+        recorded: mismatch.recorded.clone(),
+        found: mismatch.found.clone(),
+    };
+    which.iter().map(one).collect()
 }
 
 /// A run as lists show it.
@@ -281,7 +296,12 @@ fn kind(event: &Event) -> proto::event::Kind {
             check: task.check.unwrap_or_default(),
             tree: task.workspace.tree.to_string(),
         }),
-        Event::Claimed { worker, fence, stale } => Kind::Claimed(proto::Claimed {
+        Event::Claimed {
+            worker,
+            fence,
+            stale,
+            grounds: _,
+        } => Kind::Claimed(proto::Claimed {
             worker,
             fence,
             stale: stale.and_then(duration),
@@ -431,12 +451,25 @@ fn kind(event: &Event) -> proto::event::Kind {
             fault: Some(fault(&why)),
             retry,
         }),
-        Event::PauseRequested { by, reason, now } => Kind::PauseRequested(proto::Control { by, reason, now }),
-        Event::Resumed { by } => Kind::Resumed(proto::Control {
+        Event::PauseRequested { by, reason, now } => Kind::PauseRequested(proto::Control {
             by,
+            reason,
+            now,
+            accepted: Vec::new(),
+        }),
+        Event::Withheld { mismatches: which } => Kind::Withheld(proto::Withheld {
+            mismatches: mismatches(&which),
+        }),
+        Event::Resumed { by, accepted } => Kind::Resumed(proto::Control {
+            by,
+            accepted: mismatches(&accepted),
             ..proto::Control::default()
         }),
-        Event::CancelRequested { by, reason } => Kind::CancelRequested(proto::Control { by, reason, now: false }),
+        Event::CancelRequested { by, reason } => Kind::CancelRequested(proto::Control {
+            by,
+            reason,
+            ..proto::Control::default()
+        }),
         Event::DeadlineReached => Kind::DeadlineReached(proto::DeadlineReached {}),
         Event::Ended { outcome: how } => Kind::Ended(outcome(&how)),
     }

@@ -47,7 +47,7 @@ pub async fn exec(fleet: &Fleet, mut words: Streaming<proto::ExecRequest>) -> An
     } else {
         AtHalfClose::Nothing
     };
-    Ok(respond(fleet, attached, words, ends_stdin, by))
+    Ok(respond(fleet, sandbox, attached, words, ends_stdin, by))
 }
 
 pub async fn attach(fleet: &Fleet, mut words: Streaming<proto::AttachRequest>) -> Answer<Out<proto::ExecEvent>> {
@@ -67,7 +67,15 @@ pub async fn attach(fleet: &Fleet, mut words: Streaming<proto::AttachRequest>) -
             Some(attach_request::Kind::Start(_)) | None => return Err(invalid("only the first message has `start`")),
         })
     });
-    Ok(respond(fleet, attached, words, AtHalfClose::Nothing, String::new()))
+    let sandbox = start.sandbox_id;
+    Ok(respond(
+        fleet,
+        sandbox,
+        attached,
+        words,
+        AtHalfClose::Nothing,
+        String::new(),
+    ))
 }
 
 /// What it means that a client says no more.
@@ -79,6 +87,7 @@ enum AtHalfClose {
 
 fn respond(
     fleet: &Fleet,
+    sandbox: String,
     attached: Attached,
     words: impl Stream<Item = Result<Word, Status>> + Send + Unpin + 'static,
     at_half_close: AtHalfClose,
@@ -87,10 +96,10 @@ fn respond(
     let entry = Arc::clone(&attached.entry);
     let (failed, failure) = tokio::sync::oneshot::channel();
     let passer = {
-        let entry = Arc::clone(&entry);
+        let (entry, fleet) = (Arc::clone(&entry), fleet.clone());
         async move {
             let passed = tokio::select! {
-                passed = pass(&entry, words, at_half_close, by) => passed,
+                passed = pass(&fleet, &sandbox, &entry, words, at_half_close, by) => passed,
                 _ = entry.log.ended() => Ok(()),
             };
             if let Err(status) = passed {
@@ -138,6 +147,8 @@ fn respond(
 
 /// Passes a client's words on, in order; an error ends the call.
 async fn pass(
+    fleet: &Fleet,
+    sandbox: &str,
     entry: &Entry,
     mut words: impl Stream<Item = Result<Word, Status>> + Send + Unpin,
     at_half_close: AtHalfClose,
@@ -160,7 +171,11 @@ async fn pass(
             }
             Ok(Word::Stdin(bytes)) => control.input(&bytes).await,
             Ok(Word::Eof) => control.close_input().await,
-            Ok(Word::Signal(signal)) if (1..=64).contains(&signal) => control.signal(signal).await,
+            Ok(Word::Signal(signal)) if (1..=64).contains(&signal) => {
+                // One that has ended, which its log tells.
+                let _ = fleet.signal_entry(sandbox, entry, signal, Aim::Group, &by).await;
+                Ok(())
+            }
             Ok(Word::Signal(signal)) => return Err(invalid(format!("`signal`: there is no signal {signal}"))),
             Ok(Word::Resize(size)) => control.resize(convert::terminal(size)?).await,
             Ok(Word::Kill) => {

@@ -20,7 +20,19 @@ const PLACE: Duration = Duration::from_secs(1);
 
 /// The status that stands for `error`. Internal errors are logged under an id and told by that id alone.
 pub fn of(error: &run::Error) -> Status {
-    make(error.kind(), error.reason(), error::chain(error))
+    let (kind, reason) = (error.kind(), error.reason());
+    let (message, mut details) = told(kind, reason, error::chain(error));
+    if let run::Error::Incompatible { mismatches, .. } = error {
+        let both = mismatches.iter().flat_map(|mismatch| {
+            let name = mismatch.ground.name();
+            [
+                (format!("{name}.recorded"), mismatch.recorded.clone()),
+                (format!("{name}.found"), mismatch.found.clone()),
+            ]
+        });
+        details.set_error_info(reason, DOMAIN, both.collect::<HashMap<_, _>>());
+    }
+    Status::with_error_details(code(kind), message, details)
 }
 
 /// The same for the fleet's errors.

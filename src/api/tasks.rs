@@ -6,6 +6,7 @@ use tonic::{Request, Response, Streaming};
 use super::proto::task_service_server::TaskService;
 use super::{Answer, Out, convert, page_token, proto, status};
 use crate::run::fork::Fork;
+use crate::run::grounds::Ground;
 use crate::run::recording::{self, Recording};
 use crate::run::{self, Service};
 use crate::store::{Query, Signal};
@@ -122,12 +123,14 @@ impl TaskService for Tasks {
     }
 
     async fn cancel(&self, request: Request<proto::ControlRequest>) -> Answer<proto::Run> {
-        let proto::ControlRequest { id, by, reason, now: _ } = request.into_inner();
+        let proto::ControlRequest { id, by, reason, .. } = request.into_inner();
         self.signal(&id, Signal::Cancel { by, reason }).await
     }
 
     async fn pause(&self, request: Request<proto::ControlRequest>) -> Answer<proto::Run> {
-        let proto::ControlRequest { id, by, reason, now } = request.into_inner();
+        let proto::ControlRequest {
+            id, by, reason, now, ..
+        } = request.into_inner();
         self.signal(&id, Signal::Pause { by, reason, now }).await
     }
 
@@ -153,10 +156,10 @@ impl TaskService for Tasks {
         self.answer(child.run.as_str()).await
     }
 
-    async fn export(&self, request: Request<proto::GetRequest>) -> Answer<Self::ExportStream> {
-        let id = request.into_inner().id;
-        let recording = self.service.record_of(&id).await.map_err(|error| status::of(&error))?;
-        let text = recording.to_text();
+    async fn export(&self, request: Request<proto::ExportRequest>) -> Answer<Self::ExportStream> {
+        let proto::ExportRequest { id, with_workspace } = request.into_inner();
+        let recording = self.service.record_of(&id, with_workspace).await;
+        let text = recording.map_err(|error| status::of(&error))?.to_text();
         let chunks: Vec<_> = text
             .as_bytes()
             .chunks(CHUNK)
@@ -188,8 +191,9 @@ impl TaskService for Tasks {
     }
 
     async fn resume(&self, request: Request<proto::ControlRequest>) -> Answer<proto::Run> {
-        let proto::ControlRequest { id, by, .. } = request.into_inner();
-        self.signal(&id, Signal::Resume { by }).await
+        let proto::ControlRequest { id, by, accept, .. } = request.into_inner();
+        let accept = Ground::parse(&accept).map_err(status::invalid)?;
+        self.signal(&id, Signal::Resume { by, accept }).await
     }
 
     async fn decide(&self, request: Request<proto::DecideRequest>) -> Answer<proto::Run> {

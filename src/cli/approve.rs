@@ -51,10 +51,7 @@ pub async fn run(args: Args, verdict: Verdict, context: &Context) -> Result<Exit
     }
     let approval = args.approval.map(|id| id.parse()).transpose();
     let approval = approval.map_err(|error: crate::ids::Invalid| Error::of(crate::error::Kind::Invalid, &error))?;
-    let config = Config {
-        data_dir: context.data_dir.clone(),
-        parallel_runs: 1,
-    };
+    let config = Config::of(&context.data_dir, 1);
     let (service, parts) = assembly::open(&config).await?;
     parts.reap(&[BackendName::Oci]).await;
     let signal = Signal::Decide {

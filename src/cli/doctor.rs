@@ -89,6 +89,7 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
     let mut needed = checks::host();
     needed.extend([
         disks::quota(&context.data_dir),
+        disks::overlays(&context.data_dir),
         strays::look(&context.data_dir, args.fix).await,
     ]);
     let report = Report {

@@ -12,9 +12,13 @@ Exit codes:
   5  the run waits: WAITING_APPROVAL, PAUSED
   6  refused: wrong state, no such thing, already there, not allowed
   7  something needed is not there: server, model endpoint, engine, host feature
+  8  a disk is full: the sandbox's own, or one here
  70  a bug of ours                         130  interrupted; a run can be resumed
   `sandbox run`, `exec` and `attach` pass the command's own code; else 124 timed out, 125 no sandbox, 126 not
   executable, 127 not found, 130 left, 137 out of memory or killed (said on stderr)";
+
+/// The stable reason of a disk that is full, as a server gives it.
+pub const DISK_FULL: &str = "DISK_FULL";
 
 /// How a command ended, as its exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +39,8 @@ pub enum Exit {
     Refused,
     /// 7: something needed is not there: server, model endpoint, engine, host feature.
     Unavailable,
+    /// 8: a disk is full.
+    DiskFull,
     /// 70: a bug of ours.
     Internal,
     /// Of `sandbox run`, `exec`, `attach` and `run-code`: the command's own.
@@ -52,6 +58,7 @@ impl From<Exit> for std::process::ExitCode {
             Exit::Parked => 5,
             Exit::Refused => 6,
             Exit::Unavailable => 7,
+            Exit::DiskFull => 8,
             Exit::Internal => 70,
             Exit::Passed(code) => code,
         })
@@ -91,6 +98,9 @@ impl Error {
     }
 
     pub fn exit(&self) -> Exit {
+        if self.reason.as_deref() == Some(DISK_FULL) {
+            return Exit::DiskFull;
+        }
         match self.kind {
             Kind::Invalid => Exit::Usage,
             Kind::Denied | Kind::NotFound | Kind::Exists | Kind::WrongState | Kind::Conflict => Exit::Refused,
@@ -122,3 +132,16 @@ from_module!(
     crate::audit::Error,
     crate::task::FileError
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_has_a_code_of_its_own() {
+        let mut error = Error::new(Kind::Exhausted, "no space left on device");
+        assert_eq!(error.exit(), Exit::Unavailable);
+        error.reason = Some(DISK_FULL.to_owned());
+        assert_eq!(error.exit(), Exit::DiskFull);
+    }
+}

@@ -33,6 +33,7 @@ mod run;
 mod sandbox;
 mod serve;
 mod task;
+mod workspace;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -80,6 +81,8 @@ enum Command {
     Deny(approve::Args),
     /// Verify and query the audit log.
     Audit(audit::Args),
+    /// Look after the store of workspaces and artifacts.
+    Workspace(workspace::Args),
     /// Tell what this host can enforce, and what to do about each gap.
     Doctor(doctor::Args),
 }
@@ -161,6 +164,7 @@ async fn dispatch(command: Command, context: &Context) -> Result<Exit, Error> {
         Command::Approve(args) => approve::run(args, approve::Verdict::Approve, context).await,
         Command::Deny(args) => approve::run(args, approve::Verdict::Deny, context).await,
         Command::Audit(args) => audit::run(args, context).await,
+        Command::Workspace(args) => workspace::run(args, context).await,
         Command::Doctor(args) => doctor::run(args, context).await,
     }
 }

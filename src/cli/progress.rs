@@ -76,6 +76,17 @@ impl Progress {
                 "completion check {}",
                 if done.passed { "passed" } else { "failed" }
             )),
+            Some(Kind::Withheld(withheld)) => {
+                let what: Vec<&str> = withheld
+                    .mismatches
+                    .iter()
+                    .map(|mismatch| mismatch.what.as_str())
+                    .collect();
+                Some(format!(
+                    "withheld: {} changed since; see `exuvia task resume --accept`",
+                    what.join(", ")
+                ))
+            }
             Some(Kind::Ended(_)) => Some(convert::state_name(event.state()).to_owned()),
             _ => None,
         };

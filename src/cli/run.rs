@@ -15,6 +15,7 @@ use crate::error::Kind;
 use crate::ids::RunId;
 use crate::policy::BudgetOverrides;
 use crate::run::Service;
+use crate::run::grounds::Ground;
 use crate::run::service::{Submission, View};
 use crate::sandbox::{BackendName, ImageRef};
 use crate::store::Signal;
@@ -33,6 +34,9 @@ pub struct Args {
     /// Go on with a run of this data directory that was interrupted.
     #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "prompt"])]
     resume: Option<String>,
+    /// With --resume: what may be different from what the run stands on (see `exuvia task resume --help`).
+    #[arg(long, value_delimiter = ',', value_name = "WHAT,…", requires = "resume")]
+    accept: Vec<String>,
     /// While a call waits for approval, stay and wait for `exuvia approve` or `exuvia deny`.
     #[arg(long)]
     wait: bool,
@@ -163,14 +167,11 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
     if let Some(directory) = &workspace {
         check_apart(directory, &context.data_dir)?;
     }
-    let config = Config {
-        data_dir: context.data_dir.clone(),
-        parallel_runs: 1,
-    };
+    let config = Config::of(&context.data_dir, 1);
     let (service, parts) = assembly::open(&config).await?;
     parts.reap(&[BackendName::Oci]).await;
     let run = match &args.resume {
-        Some(id) => resume(&service, id).await?,
+        Some(id) => resume(&service, id, &args.accept).await?,
         None => {
             let revision = match &workspace {
                 Some(directory) => Some(import(&service, directory).await?),
@@ -223,7 +224,8 @@ async fn import(service: &Service, directory: &Path) -> Result<Revision, Error> 
 }
 
 /// Takes up an unfinished run of this data directory.
-async fn resume(service: &Service, id: &str) -> Result<RunId, Error> {
+async fn resume(service: &Service, id: &str, accept: &[String]) -> Result<RunId, Error> {
+    let accept = Ground::parse(accept).map_err(|message| Error::new(Kind::Invalid, message))?;
     let record = service.find(id).await?;
     if service.is_elsewhere(&record) {
         return Err(Error::new(
@@ -231,7 +233,13 @@ async fn resume(service: &Service, id: &str) -> Result<RunId, Error> {
             format!("{} is driven by another process", record.run),
         ));
     }
-    if !record.is_terminal {
+    // One that is held, or withheld, wants a word; any other is taken up.
+    if !record.is_terminal && record.state == "PAUSED" {
+        let by = super::person();
+        service
+            .signal(record.run.as_str(), Signal::Resume { by, accept })
+            .await?;
+    } else if !record.is_terminal {
         service.drive(&record.run);
     }
     Ok(record.run)

@@ -24,6 +24,12 @@ pub struct Args {
     /// Runs driven side by side; more wait as QUEUED.
     #[arg(long, default_value_t = 8, value_name = "N")]
     parallel_runs: usize,
+    /// A run that stood still for longer has its model told to look again before it goes on.
+    #[arg(long, value_parser = super::duration, default_value = "6h", env = "EXUVIA_STALE_AFTER", value_name = "TIME")]
+    stale_after: Duration,
+    /// How long another process on the same data may stand still (SIGSTOP) before its runs are taken over.
+    #[arg(long, value_parser = super::duration, default_value = "5m", value_name = "TIME")]
+    lease: Duration,
     /// Sandboxes for direct use that there may be at once; more wait for a place, or are refused.
     #[arg(long, default_value_t = 100, value_name = "N")]
     max_sandboxes: usize,
@@ -51,6 +57,8 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
     let config = Config {
         data_dir: context.data_dir.clone(),
         parallel_runs: args.parallel_runs,
+        stale_after: args.stale_after,
+        lease: args.lease,
     };
     let fleet = fleet::Config {
         max_sandboxes: args.max_sandboxes,

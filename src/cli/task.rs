@@ -66,12 +66,22 @@ enum Command {
         now: bool,
     },
     /// Let a paused run go on.
-    Resume(Control),
+    Resume {
+        #[command(flatten)]
+        control: Control,
+        /// What may be different from what the run stands on: task, policy, profile, capabilities, image, inputs, tools. The run keeps
+        /// the policy that it started with; `task fork` takes today's.
+        #[arg(long, value_delimiter = ',', value_name = "WHAT,…")]
+        accept: Vec<String>,
+    },
     /// Begin a child run at a checkpoint of another run.
     Fork(fork::Args),
-    /// Write a run to one file: journal and checkpoints, no credentials, no workspace files.
+    /// Write a run to one file: journal and checkpoints, no credentials.
     Export {
         id: String,
+        /// The workspace of each checkpoint, too, so that the run can be forked where it is taken in.
+        #[arg(long)]
+        with_workspace: bool,
         /// Where to; `-` = stdout.
         #[arg(long, short, default_value = "-", value_name = "FILE")]
         output: PathBuf,
@@ -132,6 +142,7 @@ impl Control {
             by: self.by.unwrap_or_else(super::person),
             reason: self.reason,
             now: false,
+            accept: Vec::new(),
         }
     }
 }
@@ -159,9 +170,22 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
             Ok(show(&client.pause(request).await?.into_inner(), context))
         }
         Command::Fork(fork) => fork::fork(client, fork, context).await,
-        Command::Export { id, output } => fork::export(client, id, &output, context).await,
+        Command::Export {
+            id,
+            with_workspace,
+            output,
+        } => {
+            let request = proto::ExportRequest { id, with_workspace };
+            fork::export(client, request, &output, context).await
+        }
         Command::Import { file } => fork::import(client, &file, context).await,
-        Command::Resume(control) => Ok(show(&client.resume(control.request()).await?.into_inner(), context)),
+        Command::Resume { control, accept } => {
+            let request = proto::ControlRequest {
+                accept,
+                ..control.request()
+            };
+            Ok(show(&client.resume(request).await?.into_inner(), context))
+        }
         Command::Transcript { id } => transcript(client, id, context).await,
         Command::Diff { id, from, to } => {
             let request = proto::DiffWorkspaceRequest {

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Next: `rules/mod.rs` (who may go where), `tunnel.rs` (one connection), `inspect/request.rs` (one request), `case.rs` (one
-//! decision). Why it is so: `docs/adr/0019-egress-proxy.md`.
+//! decision). Why it is so: `docs/adr/0021-egress-proxy.md`.
 
 pub mod address;
 pub mod ask;

@@ -143,6 +143,8 @@ pub(super) fn lacks(able: &Capabilities, isolation: Isolation) -> Vec<String> {
     if !able.freeze {
         lacks.push("pause".to_owned());
     }
+    let of_isolation = able.lacks.iter().filter(|(of, _)| *of == isolation);
+    lacks.extend(of_isolation.map(|(_, lack)| lack.name().to_owned()));
     lacks
 }
 
@@ -201,13 +203,13 @@ fn enlist(
     let maker = inner.maker.clone();
     let workspace = ask.workspace;
     let creation: Creation = Box::pin(async move {
-        let mut made = match (parked, memory, workspace) {
+        let made = match (parked, memory, workspace) {
             (None, Some(memory), Some(workspace)) => return maker.restore(id, &shape, workspace, &memory).await,
+            (None, _, workspace) => return maker.make(id, &shape, workspace).await,
             (Some(made), ..) => made,
-            (None, ..) => maker.make(id, &shape).await?,
         };
         if let Some(revision) = workspace
-            && let Err(error) = maker.furnish(&mut made, revision).await
+            && let Err(error) = maker.furnish(&made, revision).await
         {
             pool::clear(made).await;
             return Err(error);

@@ -1,7 +1,8 @@
 //! The one task that owns one sandbox: takes orders, watches its time and its life, does what the machine says.
 //!
 //! Order of things: what the next server must know is written down before it is told to anyone; the end begins with the
-//! lease withdrawn; the place is given back when nothing runs any more, before the traces are gone.
+//! lease withdrawn; it is told once every process has been killed, so that nothing runs on; the place is given back when
+//! they are gone, before the traces are.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use super::Error;
 use super::ask::Shape;
 use super::execs::take_over;
 use super::lease::{self, Lease};
-use super::maker::{Made, blocking};
+use super::maker::{Made, blocking, remove};
 use super::member::{Done, Member, Order, View};
 use super::quota::Place;
 use super::service::{Inner, OnShutdown, Taken, What};
@@ -25,8 +26,9 @@ use super::state::{Cause, Denied, Effect, End, Event, State, step};
 use super::trail::{Ids, actor};
 use crate::error::chain;
 use crate::ids::SnapshotId;
-use crate::sandbox;
-use crate::workspace::Snapshot;
+use crate::sandbox::{self, Doomed};
+use crate::workspace;
+use crate::workspace::overlay::{Kept as Workspace, Reading};
 
 /// Before another try to end what would not end.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -58,7 +60,7 @@ struct Job {
 
 /// What came of a snapshot: also where it was taken, its processes may stand still now.
 struct Shot {
-    taken: Result<(Snapshot, Option<SnapshotId>), Error>,
+    taken: Result<(Workspace, Option<SnapshotId>), Error>,
     thawed: Result<(), sandbox::Error>,
 }
 
@@ -111,8 +113,8 @@ impl Driver {
             "expires_at": self.lease.expires_at });
         match result {
             Ok(mut made) => {
-                if let Some(warm) = made.warm.take() {
-                    self.member.codes.set_warm(warm);
+                if let Some((warm, of_image)) = made.warm.take() {
+                    self.member.codes.set_warm(warm, &of_image);
                 }
                 self.lease.spec = made.sandbox.spec().clone();
                 // Nobody can have set it: there is one driver.
@@ -127,12 +129,7 @@ impl Driver {
                     self.note(Event::EndAsked(end));
                 }
                 if !self.has_execs && self.state().end().is_none() {
-                    let took = take_over(&self.member, &made.sandbox, &self.fleet.trail, &self.fleet.tasks).await;
-                    if let Err(error) = took {
-                        let error = chain(&error);
-                        tracing::warn!(sandbox = %self.member.id, error, "what goes on in it cannot be attached to");
-                    }
-                    self.has_execs = true;
+                    self.take_over(&made).await;
                 }
                 self.member.activity.touch();
                 self.note(Event::Created);
@@ -207,7 +204,7 @@ impl Driver {
                 },
                 taken = snapshot => {
                     if let Some(Job { by, done, .. }) = job.take() {
-                        let answer = self.taken(taken, &by, made).await;
+                        let answer = self.taken(taken, &by).await;
                         let _ = done.send(answer);
                     }
                 }
@@ -323,15 +320,31 @@ impl Driver {
         if effect == Some(Effect::Thaw) {
             made.sandbox.thaw().await?;
             self.lease.paused = false;
-            self.write_lease().await?;
-            if !self.has_execs {
-                take_over(&self.member, &made.sandbox, &self.fleet.trail, &self.fleet.tasks).await?;
-                self.has_execs = true;
+            if let Err(error) = self.write_lease().await {
+                self.lease.paused = true;
+                // As it was. Where it does not stand still any more it runs, and is shown so; only the next server would freeze it.
+                if made.sandbox.freeze().await.is_err() {
+                    self.set(next);
+                }
+                return Err(error);
             }
+            // From here on it runs, whatever else comes.
             self.set(next);
+            if !self.has_execs {
+                self.take_over(made).await;
+            }
             self.record(&actor(by), "sandbox.resumed", "ok", Value::Null).await;
         }
         Ok(())
+    }
+
+    /// Goes on with what runs in it already.
+    async fn take_over(&mut self, made: &Made) {
+        if let Err(error) = take_over(&self.member, &made.sandbox, &self.fleet.trail, &self.fleet.tasks).await {
+            let error = chain(&error);
+            tracing::warn!(sandbox = %self.member.id, error, "what goes on in it cannot be attached to");
+        }
+        self.has_execs = true;
     }
 
     async fn renew(&mut self, ttl: Duration, by: &str) -> Result<(), Error> {
@@ -359,24 +372,44 @@ impl Driver {
     fn snapshot(&self, made: &Made, is_running: bool) -> BoxFuture<'static, Shot> {
         let sandbox = Arc::clone(&made.sandbox);
         let trees = self.fleet.maker.trees().clone();
-        let (directory, index) = (made.directory.workspace(), made.index.clone());
+        let site = made.site.clone();
         Box::pin(async move {
-            let still = match is_running {
-                true => sandbox.freeze().await,
-                false => Ok(()),
-            };
-            let taken = match still {
-                Ok(()) => trees.snapshot(directory, index).await.map_err(Error::from),
-                Err(error) => Err(error.into()),
-            };
-            // Also after a freeze that failed: it may have come half way.
-            let thawed = match is_running {
-                true => sandbox.thaw().await,
-                false => Ok(()),
-            };
-            Shot {
-                taken: taken.map(|taken| (taken, None)),
-                thawed,
+            let mut wanted = Reading::Later;
+            loop {
+                let still = match is_running {
+                    true => sandbox.freeze().await,
+                    false => Ok(()),
+                };
+                let looked = match still {
+                    Ok(()) => {
+                        // Where nothing but the guest is there, nobody has a file open.
+                        let reading = match sandbox.is_alone().await {
+                            true => wanted,
+                            false => Reading::Now,
+                        };
+                        trees.look(&site, reading).await.map_err(Error::from)
+                    }
+                    Err(error) => Err(error.into()),
+                };
+                // Also after a freeze that failed: it may have come half way.
+                let thawed = match is_running {
+                    true => sandbox.thaw().await,
+                    false => Ok(()),
+                };
+                let taken = match looked {
+                    Ok(look) => match trees.keep(&site, look).await {
+                        Err(workspace::Error::Changed(_)) if wanted == Reading::Later => {
+                            wanted = Reading::Now;
+                            continue;
+                        }
+                        kept => kept.map_err(Error::from),
+                    },
+                    Err(error) => Err(error),
+                };
+                return Shot {
+                    taken: taken.map(|taken| (taken, None)),
+                    thawed,
+                };
             }
         })
     }
@@ -385,16 +418,16 @@ impl Driver {
     fn snapshot_memory(&self, made: &Made) -> BoxFuture<'static, Shot> {
         let sandbox = Arc::clone(&made.sandbox);
         let trees = self.fleet.maker.trees().clone();
-        let (directory, index) = (made.directory.workspace(), made.index.clone());
+        let site = made.site.clone();
         let data_dir = self.fleet.maker.data_dir().to_owned();
         let (lease, id, at) = (self.lease.clone(), self.member.id.clone(), self.member.clock.now());
         Box::pin(async move {
             let taken = async {
                 let draft = blocking(move || Draft::begin(&data_dir)).await?;
                 let still = sandbox.checkpoint(draft.dir()).await?;
-                let taken = trees.snapshot(directory, index).await;
+                let looked = trees.look(&site, Reading::Now).await;
                 drop(still);
-                let taken = taken?;
+                let taken = trees.keep(&site, looked?).await?;
                 let shape = Shape {
                     backend: lease.backend,
                     image: lease.spec.image,
@@ -414,7 +447,7 @@ impl Driver {
         })
     }
 
-    async fn taken(&self, shot: Shot, by: &str, made: &mut Made) -> Result<Taken, Error> {
+    async fn taken(&self, shot: Shot, by: &str) -> Result<Taken, Error> {
         self.member.activity.touch();
         let taken = match (shot.taken, shot.thawed) {
             (taken, Ok(())) => taken,
@@ -433,7 +466,6 @@ impl Driver {
         };
         self.record(&actor(by), "sandbox.snapshot", outcome, details).await;
         let (taken, memory) = taken?;
-        made.index = Some(taken.index);
         Ok(Taken {
             revision: taken.revision,
             memory,
@@ -441,7 +473,7 @@ impl Driver {
     }
 
     /// Ends it, and removes every trace.
-    async fn finish(self, made: Made, stop: &CancellationToken) {
+    async fn finish(mut self, made: Made, stop: &CancellationToken) {
         let Some(end) = self.state().end().cloned() else {
             return;
         };
@@ -453,17 +485,30 @@ impl Driver {
         self.member.execs.end_all(&end);
         self.member.codes.end_all(&end);
         let mut tries = 0;
-        while let Err(error) = stopped(&made).await {
-            tries += 1;
-            self.note(Event::StopFailed);
-            tracing::error!(sandbox = %self.member.id, error = %chain(&error), "it does not end");
+        let doomed = loop {
+            match doomed(&made).await {
+                Ok(doomed) => break doomed,
+                Err(error) => {
+                    tries += 1;
+                    self.note(Event::StopFailed);
+                    tracing::error!(sandbox = %self.member.id, error = %chain(&error), "it does not end");
+                }
+            }
             if stop.is_cancelled() && tries >= LAST_TRIES {
                 // The next server finds it without an owner.
                 return;
             }
             tokio::time::sleep(PAUSE).await;
-        }
-        // So that what waits to be removed cannot grow without bound, however fast places come and go.
+        };
+        let details = json!({ "cause": end.cause, "reason": end.reason });
+        let who = if end.by.is_empty() {
+            "server".to_owned()
+        } else {
+            actor(&end.by)
+        };
+        self.record(&who, "sandbox.ended", "ok", details).await;
+        self.place.leaving();
+        // So that what waits to be removed cannot grow without bound, however fast sandboxes come and go.
         let Ok(_slot) = Arc::clone(&self.fleet.cleanups).acquire_owned().await else {
             return;
         };
@@ -471,20 +516,10 @@ impl Driver {
         let Self {
             fleet, member, place, ..
         } = self;
-        drop(place);
-        let details = json!({ "cause": end.cause, "reason": end.reason });
-        let who = if end.by.is_empty() {
-            "server".to_owned()
-        } else {
-            actor(&end.by)
-        };
-        let ids = Ids {
-            sandbox: &member.id,
-            exec: None,
-        };
-        fleet.trail.put(&who, "sandbox.ended", "ok", ids, details).await;
+        // What is dying has its place until it is gone, which is the first thing that removing it waits for.
+        let dying = Some(place).filter(|_| doomed == Doomed::Dying);
         let mut tries = 0;
-        while let Err(error) = made.clear().await {
+        while let Err(error) = made.sandbox.destroy().await {
             tries += 1;
             tracing::error!(sandbox = %member.id, error = %chain(&error), "not removed yet");
             if stop.is_cancelled() && tries >= LAST_TRIES {
@@ -492,6 +527,12 @@ impl Driver {
             }
             tokio::time::sleep(PAUSE).await;
         }
+        drop(dying);
+        remove(made.directory).await;
+        let ids = Ids {
+            sandbox: &member.id,
+            exec: None,
+        };
         let destroyed = "sandbox.destroyed";
         fleet.trail.put("server", destroyed, "ok", ids, Value::Null).await;
         fleet.registry.prune(member.clock.now());
@@ -575,13 +616,14 @@ impl Driver {
     }
 }
 
-/// Ends every process at once.
-async fn stopped(made: &Made) -> Result<(), sandbox::Error> {
-    match made.sandbox.stop(Duration::ZERO).await {
-        Ok(()) | Err(sandbox::Error::NotFound(_)) => Ok(()),
+/// Sees to it that nothing runs on.
+async fn doomed(made: &Made) -> Result<Doomed, sandbox::Error> {
+    match made.sandbox.doom().await {
+        Ok(doomed) => Ok(doomed),
+        Err(sandbox::Error::NotFound(_)) => Ok(Doomed::Ended),
         Err(error) => {
             tracing::debug!(sandbox = %made.sandbox.id(), error = %chain(&error), "stopping failed, destroying it");
-            made.sandbox.destroy().await
+            made.sandbox.destroy().await.map(|()| Doomed::Ended)
         }
     }
 }

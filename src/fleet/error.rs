@@ -127,7 +127,7 @@ impl Error {
                 "not_found" => Kind::NotFound,
                 "exists" => Kind::Exists,
                 "permission" => Kind::Denied,
-                "no_space" => Kind::Exhausted,
+                "no_space" | "limit" => Kind::Exhausted,
                 _ => Kind::Invalid,
             },
             Self::Sandbox(error) => error.kind(),
@@ -193,7 +193,7 @@ fn over(end: &End) -> &'static str {
 fn of_kernel(error: &kernel::Error) -> &'static str {
     match error {
         kernel::Error::NoInterpreter { .. } => "LANGUAGE_NOT_FOUND",
-        kernel::Error::Unfit { .. } => "LANGUAGE_UNFIT",
+        kernel::Error::Unfit { .. } | kernel::Error::NotCast(_) => "LANGUAGE_UNFIT",
         kernel::Error::Busy { .. } => "CONTEXT_BUSY",
         kernel::Error::Ended(_) => "CONTEXT_ENDED",
         kernel::Error::TooLong(_) => "CODE_TOO_LARGE",

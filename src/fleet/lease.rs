@@ -103,8 +103,18 @@ pub(super) fn withdraw(data_dir: &Path, id: &SandboxId) -> io::Result<()> {
     Ok(())
 }
 
-/// All leases; without one where it cannot be read, also of a sandbox of which no more than a draft is left.
-pub(super) fn all(data_dir: &Path) -> Vec<(SandboxId, Option<Lease>)> {
+/// What is found where a lease may be.
+#[derive(Debug, PartialEq)]
+pub(super) enum Found {
+    Lease(Box<Lease>),
+    /// None, no more than a draft, or one that makes no sense to this build.
+    None,
+    /// It cannot be told now, and why.
+    Unread(String),
+}
+
+/// All leases, and every sandbox that a file here speaks of.
+pub(super) fn all(data_dir: &Path) -> Vec<(SandboxId, Found)> {
     let entries = fs::read_dir(directory(data_dir)).into_iter().flatten().flatten();
     let ids: BTreeSet<SandboxId> = entries
         .filter_map(|entry| Path::new(&entry.file_name()).file_stem()?.to_str()?.parse().ok())
@@ -116,14 +126,26 @@ pub(super) fn all(data_dir: &Path) -> Vec<(SandboxId, Option<Lease>)> {
     ids.into_iter().map(lease).collect()
 }
 
-fn read(data_dir: &Path, id: &SandboxId) -> Option<Lease> {
-    let lease: Lease = serde_json::from_slice(&fs::read(file(data_dir, id)).ok()?).ok()?;
-    (lease.format_version == FORMAT_VERSION && lease.spec.id == *id).then_some(lease)
+fn read(data_dir: &Path, id: &SandboxId) -> Found {
+    let text = match fs::read(file(data_dir, id)) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Found::None,
+        Err(error) => return Found::Unread(error.to_string()),
+    };
+    match serde_json::from_slice::<Lease>(&text) {
+        Ok(lease) if lease.format_version == FORMAT_VERSION && lease.spec.id == *id => Found::Lease(Box::new(lease)),
+        Ok(_) | Err(_) => Found::None,
+    }
 }
 
-/// Whether a sandbox whose server is dead is to be left for the next server: until its time is over.
+/// Whether a sandbox whose server is dead is to be left for the next server: until its time is over, and where that cannot
+/// be told.
 pub fn is_leased(data_dir: &Path, id: &SandboxId, now: Timestamp) -> bool {
-    read(data_dir, id).is_some_and(|lease| now < lease.expires_at)
+    match read(data_dir, id) {
+        Found::Lease(lease) => now < lease.expires_at,
+        Found::None => false,
+        Found::Unread(_) => true,
+    }
 }
 
 #[cfg(test)]
@@ -139,11 +161,26 @@ mod tests {
             fs::write(draft(&file(data.path(), id)), "{").unwrap();
         }
         fs::write(file(data.path(), &whole), "not a lease").unwrap();
-        assert_eq!(all(data.path()), [(half.clone(), None), (whole.clone(), None)]);
+        assert_eq!(
+            all(data.path()),
+            [(half.clone(), Found::None), (whole.clone(), Found::None)]
+        );
         for id in [&half, &whole] {
             withdraw(data.path(), id).unwrap();
             withdraw(data.path(), id).unwrap();
         }
         assert_eq!(fs::read_dir(directory(data.path())).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_cannot_be_read_now_may_be_a_lease() {
+        let data = tempfile::tempdir().unwrap();
+        let id = SandboxId::from_bits(1);
+        assert!(!is_leased(data.path(), &id, Timestamp(0)));
+        // A directory in its place gives EISDIR to every reader.
+        fs::create_dir_all(file(data.path(), &id)).unwrap();
+        assert!(is_leased(data.path(), &id, Timestamp(0)));
+        let found = all(data.path());
+        assert!(matches!(found.as_slice(), [(_, Found::Unread(_))]), "{found:?}");
     }
 }

@@ -1,5 +1,6 @@
 //! A sandbox together with its working directory: made, taken over, removed.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,8 @@ use crate::sandbox::backend::Backends;
 use crate::sandbox::kernel::Warm;
 use crate::sandbox::{self, Life, Sandbox, Spec, identity, seccomp};
 use crate::workdir::{WorkDir, WorkDirs};
-use crate::workspace::{self, Index, Pool, Revision};
+use crate::workspace::overlay::Site;
+use crate::workspace::{self, Pool, Revision};
 
 /// How long the guest of an earlier server's sandbox may take to answer.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -33,10 +35,10 @@ pub(super) struct Made {
     pub sandbox: Arc<Sandbox>,
     pub life: Life,
     pub directory: WorkDir,
-    /// What the directory is known to hold; `None` = nothing is known.
-    pub index: Option<Index>,
-    /// Processes that wait for code, where they were made ahead.
-    pub warm: Option<Warm>,
+    /// Its workspace in the directory.
+    pub site: Site,
+    /// Processes that wait for code, where they were made ahead, and with which variables.
+    pub warm: Option<(Warm, BTreeMap<String, String>)>,
     /// `None`: the range belongs to the sandbox itself, which an earlier server made.
     _claim: Option<identity::Claim>,
 }
@@ -64,21 +66,33 @@ impl Maker {
         &self.work_dirs
     }
 
+    /// What an interpreter grows up under: whoever is cast from it has a filter of their own.
+    pub fn filter_of_nursery(&self) -> Vec<u8> {
+        self.filters.of(seccomp::Profile::Default).to_vec()
+    }
+
     pub fn data_dir(&self) -> &Path {
         &self.data_dir
     }
 
-    /// Makes one with an empty workspace; leaves nothing behind when it fails. Not cancellation-safe: let it run to its end.
-    pub async fn make(&self, id: SandboxId, shape: &Shape) -> Result<Made, Error> {
-        self.begin(id, shape, None).await
+    /// Makes one; without a workspace it has an empty one. Leaves nothing behind when it fails. Not cancellation-safe: let it
+    /// run to its end.
+    pub async fn make(&self, id: SandboxId, shape: &Shape, files: Option<Revision>) -> Result<Made, Error> {
+        self.begin(id, shape, files, None).await
     }
 
     /// As [`Self::make`], with what ran in another going on in it; its files are there first.
     pub async fn restore(&self, id: SandboxId, shape: &Shape, files: Revision, memory: &Path) -> Result<Made, Error> {
-        self.begin(id, shape, Some((files, memory))).await
+        self.begin(id, shape, Some(files), Some(memory)).await
     }
 
-    async fn begin(&self, id: SandboxId, shape: &Shape, from: Option<(Revision, &Path)>) -> Result<Made, Error> {
+    async fn begin(
+        &self,
+        id: SandboxId,
+        shape: &Shape,
+        files: Option<Revision>,
+        memory: Option<&Path>,
+    ) -> Result<Made, Error> {
         let backend = self.backends.get(shape.backend).await?;
         let (data_dir, work_dirs) = (self.data_dir.clone(), self.work_dirs.clone());
         let (name, limits) = (id.to_string(), shape.limits.clone());
@@ -91,28 +105,28 @@ impl Maker {
         let (claim, directory) = taken.await?;
         let made = async {
             let owner = owner(claim.identity());
-            let files = directory.workspace();
-            let index = match from {
-                None => self.trees.materialise_empty(files, Some(owner)).await?,
-                Some((revision, _)) => self.trees.materialise(revision, files, Some(owner)).await?,
+            let revision = match files {
+                None => self.trees.empty().await?.into(),
+                Some(revision) => revision,
             };
+            let site = self.trees.lay(directory.ground(), revision, Some(owner)).await?;
             let spec = Spec {
                 id,
                 image: shape.image.clone(),
                 isolation: shape.isolation,
                 limits: shape.limits.clone(),
                 identity: claim.identity(),
-                workspace: Some(directory.workspace()),
+                workspace: Some(site.path()),
                 mounts: shape.mounts.clone(),
                 labels: [("fleet".to_owned(), "direct".to_owned())].into(),
             };
             let filter = self.filters.of(shape.seccomp).to_vec();
-            let sandbox = match from {
+            let sandbox = match memory {
                 None => Sandbox::open(backend, spec, filter).await?,
-                Some((_, memory)) => Sandbox::restore(backend, spec, filter, memory).await?,
+                Some(memory) => Sandbox::restore(backend, spec, filter, memory).await?,
             };
             match sandbox.life().await {
-                Ok(life) => Ok((sandbox, life, index)),
+                Ok(life) => Ok((sandbox, life, site)),
                 Err(cause) => {
                     let cleaned = sandbox.destroy().await;
                     Err(Error::from(cause.after(cleaned)))
@@ -120,11 +134,11 @@ impl Maker {
             }
         };
         match made.await {
-            Ok((sandbox, life, index)) => Ok(Made {
+            Ok((sandbox, life, site)) => Ok(Made {
                 sandbox: Arc::new(sandbox),
                 life,
                 directory,
-                index: Some(index),
+                site,
                 warm: None,
                 _claim: Some(claim),
             }),
@@ -136,10 +150,9 @@ impl Maker {
     }
 
     /// Puts a workspace into one that is still empty.
-    pub async fn furnish(&self, made: &mut Made, revision: Revision) -> Result<(), Error> {
-        let (files, owner) = (made.directory.workspace(), owner(made.sandbox.spec().identity));
-        made.index = Some(self.trees.materialise(revision, files, Some(owner)).await?);
-        Ok(())
+    pub async fn furnish(&self, made: &Made, revision: Revision) -> Result<(), Error> {
+        let owner = owner(made.sandbox.spec().identity);
+        Ok(self.trees.furnish(&made.site, revision, Some(owner)).await?)
     }
 
     /// Takes over what an earlier server made.
@@ -150,6 +163,7 @@ impl Maker {
         let backend = self.backends.get(lease.backend).await?;
         let (data_dir, name) = (self.data_dir.clone(), lease.spec.id.to_string());
         let directory = blocking(move || Ok::<_, Error>(WorkDir::adopt(&data_dir, &name)?)).await?;
+        let site = self.trees.adopt(directory.ground()).await?;
         let handle = backend.adopt(&lease.spec.id).await?;
         let sandbox = Sandbox::known(
             backend,
@@ -179,7 +193,7 @@ impl Maker {
             sandbox: Arc::new(sandbox),
             life,
             directory,
-            index: None,
+            site,
             warm: None,
             _claim: None,
         })

@@ -8,6 +8,7 @@
 //! - `ask.rs`: a wish, and the plan that a policy makes of it; `create.rs`: from a plan to a member, place and all;
 //! - `quota.rs`: places and who waits for one; `maker.rs`: a sandbox with its directory; `pool.rs`: those made ahead;
 //! - `execs/`: commands, running and lately ended, each with a log that any number of readers follow at their own pace;
+//! - `nursery.rs`: moulds, from which interpreters are cast that need not be started;
 //! - `code/`: contexts and fresh processes, for code of a language;
 //! - `snapshot.rs`: sandboxes that are kept with their memory;
 //! - `lease.rs`: what is written down of a sandbox; `recover.rs`: how the next server goes on with it;
@@ -25,6 +26,7 @@ pub mod execs;
 mod lease;
 mod maker;
 mod member;
+mod nursery;
 mod pool;
 mod quota;
 mod recover;

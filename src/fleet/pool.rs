@@ -19,11 +19,12 @@ use tokio_util::sync::CancellationToken;
 use super::Error;
 use super::ask::Shape;
 use super::code::{Ahead, fresh_by, warm};
-use super::maker::{Made, Maker};
+use super::maker::{Made, Maker, blocking};
+use super::nursery::Nursery;
 use crate::ids::SandboxId;
 use crate::policy::Policies;
 use crate::sandbox::kernel::{self, Language, Warm};
-use crate::sandbox::{ImageRef, Isolation};
+use crate::sandbox::{ImageRef, Isolation, image};
 
 /// Nothing was taken for so long: a quiet moment.
 const QUIET: Duration = Duration::from_millis(50);
@@ -155,15 +156,15 @@ impl WarmPool {
     }
 
     /// Keeps the pool filled until `stop`, then removes all that is parked.
-    pub async fn keep(self, maker: Maker, stop: CancellationToken) {
+    pub async fn keep(self, maker: Maker, nursery: Nursery, stop: CancellationToken) {
         let mut making = JoinSet::new();
         while !stop.is_cancelled() {
             let wait = loop {
                 match self.next_wanted() {
                     Wanted::Now(at) if making.len() < MAKERS => {
                         let begun = self.begin(at);
-                        let maker = maker.clone();
-                        making.spawn(async move { begun.run(&maker).await });
+                        let (maker, nursery) = (maker.clone(), nursery.clone());
+                        making.spawn(async move { begun.run(&maker, &nursery).await });
                     }
                     // Goes on when one is made.
                     Wanted::Now(_) | Wanted::Nothing => break Duration::from_secs(86_400),
@@ -251,8 +252,8 @@ struct Begun {
 }
 
 impl Begun {
-    async fn run(self, maker: &Maker) {
-        let made = self.make(maker).await;
+    async fn run(self, maker: &Maker, nursery: &Nursery) {
+        let made = self.make(maker, nursery).await;
         let shelf = &self.pool.shelves[self.at];
         shelf.state().paused_until = made.is_err().then(|| Instant::now() + PAUSE);
         if let Err(error) = made {
@@ -261,11 +262,11 @@ impl Begun {
         }
     }
 
-    async fn make(&self, maker: &Maker) -> Result<(), Error> {
+    async fn make(&self, maker: &Maker, nursery: &Nursery) -> Result<(), Error> {
         let shelf = &self.pool.shelves[self.at];
-        let mut made = maker.make(SandboxId::random(), &shelf.shape).await?;
+        let mut made = maker.make(SandboxId::random(), &shelf.shape, None).await?;
         let ready = async {
-            made.warm = warm_up(&made, &shelf.shape).await?;
+            made.warm = warm_up(&made, &shelf.shape, maker, nursery).await?;
             park(&made).await
         };
         if let Err(error) = ready.await {
@@ -296,17 +297,21 @@ impl Drop for Begun {
 }
 
 /// A process that waits for code, where the image has Python.
-async fn warm_up(made: &Made, shape: &Shape) -> Result<Option<Warm>, crate::sandbox::Error> {
-    match warm(
-        &made.sandbox,
-        Language::Python,
-        fresh_by(shape.seccomp),
-        BTreeMap::new(),
-        Ahead::Yes,
-    )
-    .await
-    {
-        Ok(warm) => Ok(Some(warm)),
+async fn warm_up(
+    made: &Made,
+    shape: &Shape,
+    maker: &Maker,
+    nursery: &Nursery,
+) -> Result<Option<(Warm, BTreeMap<String, String>)>, crate::sandbox::Error> {
+    let fresh = fresh_by(shape.seccomp);
+    let (image, data_dir) = (shape.image.clone(), maker.data_dir().to_owned());
+    let env = blocking(move || image::environment(&image, &data_dir)).await?;
+    let mould = match nursery.seed(made.sandbox.spec(), shape.backend, fresh).await {
+        Some(seed) => nursery.wait_for(seed).await,
+        None => None,
+    };
+    match warm(&made.sandbox, Language::Python, fresh, env.clone(), Ahead::Yes, mould).await {
+        Ok(warm) => Ok(Some((warm, env))),
         Err(kernel::Error::Sandbox(error)) => Err(error),
         Err(error) => {
             tracing::debug!(image = %shape.image, %error, "a sandbox is made ahead without Python");

@@ -10,6 +10,8 @@ use super::Error;
 
 /// Requests that may wait for a place.
 const MOST_WAITING: usize = 4096;
+/// How long also those wait who do not want to, when a place is about to come back.
+const SOON: Duration = Duration::from_secs(1);
 
 /// The places of a fleet; clones share them.
 #[derive(Debug, Clone)]
@@ -20,6 +22,8 @@ struct Places {
     total: usize,
     free: Arc<Semaphore>,
     waiting: AtomicUsize,
+    /// Held by what runs no more and is not gone yet.
+    leaving: AtomicUsize,
     /// Sandboxes of an earlier server beyond the quota of this one.
     beyond: AtomicUsize,
 }
@@ -30,6 +34,7 @@ pub(super) struct Place {
     places: Arc<Places>,
     /// `None`: beyond the quota, as far as was known when it was taken.
     permit: Option<OwnedSemaphorePermit>,
+    is_leaving: bool,
 }
 
 impl Quota {
@@ -38,6 +43,7 @@ impl Quota {
             total,
             free: Arc::new(Semaphore::new(total)),
             waiting: AtomicUsize::new(0),
+            leaving: AtomicUsize::new(0),
             beyond: AtomicUsize::new(0),
         }))
     }
@@ -52,6 +58,11 @@ impl Quota {
         let no_place = |waited| Error::NoPlace {
             places: places.total,
             waited,
+        };
+        // Asked first: what leaves afterwards has given its place back by then, or will.
+        let patience = match places.leaving.load(Ordering::SeqCst) {
+            0 => patience,
+            _ => patience.max(SOON),
         };
         match Arc::clone(&places.free).try_acquire_owned() {
             Ok(permit) => return Ok(self.place(Some(permit))),
@@ -87,12 +98,25 @@ impl Quota {
         Place {
             places: Arc::clone(&self.0),
             permit,
+            is_leaving: false,
+        }
+    }
+}
+
+impl Place {
+    /// What it was taken for runs no more: it comes back soon.
+    pub fn leaving(&mut self) {
+        if !std::mem::replace(&mut self.is_leaving, true) {
+            self.places.leaving.fetch_add(1, Ordering::SeqCst);
         }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
+        if self.is_leaving {
+            self.places.leaving.fetch_sub(1, Ordering::SeqCst);
+        }
         let less = |beyond: usize| beyond.checked_sub(1);
         let was_beyond = self
             .places
@@ -153,6 +177,23 @@ mod tests {
         assert!(quota.take(Duration::from_secs(1)).await.is_err());
         drop(held);
         assert!(quota.take(Duration::ZERO).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_that_is_about_to_come_back_is_worth_a_moment() {
+        let quota = Quota::new(1);
+        let mut held = quota.take(Duration::ZERO).await.unwrap();
+        assert_eq!(quota.take(Duration::ZERO).await.unwrap_err().reason(), "QUOTA");
+        held.leaving();
+        held.leaving();
+        let next = quota.take(Duration::ZERO);
+        tokio::pin!(next);
+        assert!(futures::poll!(&mut next).is_pending());
+        drop(held);
+        let next = next.await.unwrap();
+        // Nobody leaves any more.
+        assert!(quota.take(Duration::ZERO).await.is_err());
+        drop(next);
     }
 
     #[tokio::test]

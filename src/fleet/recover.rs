@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::create::{driver, lacks};
 use super::execs::take_over;
-use super::lease::{self, Lease};
+use super::lease::{self, Found, Lease};
 use super::maker::{Made, blocking, remove};
 use super::service::Fleet;
 use super::state::State;
@@ -43,19 +43,23 @@ impl Fleet {
         let fates = futures::stream::iter(leases)
             .map(|(id, lease)| async move {
                 let is_adopted = match lease {
-                    Some(lease) => self.adopt_or_reap(lease).await,
+                    Found::Lease(lease) => self.adopt_or_reap(*lease).await,
+                    Found::Unread(error) => {
+                        tracing::error!(sandbox = %id, error, "its lease cannot be read now: it is left for the next start");
+                        return None;
+                    }
                     // Unreadable, or of another version: the sandbox is found by its owner, who is dead.
-                    None => {
+                    Found::None => {
                         tracing::warn!(sandbox = %id, "its lease cannot be read: it is removed");
                         self.withdraw(&id).await;
                         false
                     }
                 };
-                (id, is_adopted)
+                Some((id, is_adopted))
             })
             .buffer_unordered(SIDE_BY_SIDE);
         let mut recovered = Recovered::default();
-        for (id, is_adopted) in fates.collect::<Vec<_>>().await {
+        for (id, is_adopted) in fates.collect::<Vec<_>>().await.into_iter().flatten() {
             match is_adopted {
                 true => recovered.adopted.push(id),
                 false => recovered.reaped.push(id),

@@ -15,6 +15,7 @@ use super::create::MEMORY_SNAPSHOT;
 use super::execs::{Attached, Entry, ExecView, Launch, Offsets, Start};
 use super::maker::{Maker, blocking};
 use super::member::{Facts, Member, Order, View};
+use super::nursery::Nursery;
 use super::pool::{Stock, WarmPool};
 use super::quota::Quota;
 use super::registry::{Query, Registry};
@@ -114,6 +115,7 @@ pub(super) struct Inner {
     pub registry: Registry,
     pub quota: Quota,
     pub pool: WarmPool,
+    pub nursery: Nursery,
     pub trail: Trail,
     pub cleanups: Arc<Semaphore>,
     pub clock: Arc<dyn Clock>,
@@ -207,6 +209,7 @@ impl Fleet {
         let (tasks, writers) = (Tasks::default(), Tasks::default());
         writers.spawn("audit records of sandboxes", |stop| writer.run(stop));
         Ok(Self(Arc::new(Inner {
+            nursery: Nursery::new(maker.clone(), tasks.clone()),
             quota: Quota::new(config.max_sandboxes),
             config,
             maker,
@@ -229,8 +232,8 @@ impl Fleet {
         let work_dirs = self.0.maker.work_dirs().clone();
         self.0.tasks.spawn("working directories", |stop| work_dirs.keep(stop));
         if !self.0.config.stocks.is_empty() {
-            let (pool, maker) = (self.0.pool.clone(), self.0.maker.clone());
-            self.0.tasks.spawn("pool", |stop| pool.keep(maker, stop));
+            let (pool, maker, nursery) = (self.0.pool.clone(), self.0.maker.clone(), self.0.nursery.clone());
+            self.0.tasks.spawn("pool", |stop| pool.keep(maker, nursery, stop));
         }
     }
 
@@ -401,7 +404,11 @@ impl Fleet {
         if !(0..=64).contains(&signal) {
             return Err(Error::Invalid(format!("`signal`: there is no signal {signal}")));
         }
-        let entry = self.find_exec(id, exec)?;
+        self.signal_entry(id, &*self.find_exec(id, exec)?, signal, to, by).await
+    }
+
+    /// As [`Self::signal`], to a command that the caller has already.
+    pub async fn signal_entry(&self, id: &str, entry: &Entry, signal: i32, to: Aim, by: &str) -> Result<(), Error> {
         let ended = || Error::ExecEnded(entry.id.clone());
         if entry.log.finish().is_some() {
             return Err(ended());
@@ -415,7 +422,7 @@ impl Fleet {
             let sandbox = self.get(id)?.id;
             let ids = Ids {
                 sandbox: &sandbox,
-                exec: Some(exec),
+                exec: Some(entry.id.as_str()),
             };
             let details = json!({ "signal": signal });
             self.0.trail.put(&actor(by), "exec.signalled", "ok", ids, details).await;

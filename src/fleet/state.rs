@@ -12,7 +12,8 @@
 //!   └────────► Ended ◄────┘
 //! ```
 //! `Ending` begins by withdrawing the lease: from then on nobody takes the sandbox over. `Ended` begins when nothing in it
-//! runs any more; what is left of it on disk goes afterwards.
+//! runs any more, which is when every process has been killed; what the kernel still has of them, and what is left on disk,
+//! goes afterwards.
 #![warn(clippy::wildcard_enum_match_arm)]
 
 use std::fmt;

@@ -302,10 +302,8 @@ async fn a_shape_that_cannot_be_made_holds_up_no_other() {
         ..Config::default()
     };
     let bed = Bed::new(config).await;
-    // As many as are made at once, all of the first shape.
-    for _ in 0..2 {
-        bed.fake.fail_next(Call::Create, "told to");
-    }
+    // As many as are made at once, of the first shape.
+    bed.fake.fail_of_memory(1 << 30, 2);
     let begun = tokio::time::Instant::now();
     bed.fleet.fill_pool();
     let mut order = Vec::new();

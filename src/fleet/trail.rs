@@ -23,6 +23,9 @@ use crate::store::Store;
 const QUEUE: usize = 4096;
 /// Records of one commit.
 const BATCH: usize = 512;
+/// How long the first record of a batch waits for others: those of a short command are one commit, made after it and not
+/// beside it.
+const GATHER: Duration = Duration::from_millis(20);
 /// Before a failed commit is tried again.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -136,7 +139,8 @@ impl Writer {
             if count == 0 {
                 return;
             }
-            let mut records = Vec::with_capacity(count);
+            self.gather(&mut entries, &stop).await;
+            let mut records = Vec::with_capacity(entries.len());
             let mut flushed = Vec::new();
             for entry in entries.drain(..) {
                 match entry {
@@ -148,6 +152,20 @@ impl Writer {
             for done in flushed {
                 // Whoever no longer waits needs no answer.
                 let _ = done.send(());
+            }
+        }
+    }
+
+    /// Takes what comes soon after; not when somebody waits.
+    async fn gather(&mut self, entries: &mut Vec<Entry>, stop: &CancellationToken) {
+        let mut enough = std::pin::pin!(tokio::time::sleep(GATHER));
+        while entries.len() < BATCH && !entries.iter().any(|entry| matches!(entry, Entry::Flush(_))) {
+            let room = BATCH - entries.len();
+            tokio::select! {
+                biased;
+                count = self.queue.recv_many(entries, room) => if count == 0 { return },
+                () = &mut enough => return,
+                () = stop.cancelled() => return,
             }
         }
     }

@@ -267,7 +267,11 @@ impl Birth<'_> {
         rights::close_range(LISTENER + 1, u32::MAX, true).during(step)?;
         rights::reset_signals().during(|| "reset signals".to_owned())?;
         let words = [c"exuvia-guest", c"--listen-fd", c"3"].map(CStr::to_owned);
-        let variables = [c"PATH=/usr/local/bin:/usr/bin:/bin".to_owned()];
+        let variables = [
+            c"PATH=/usr/local/bin:/usr/bin:/bin".to_owned(),
+            // A process that is cast has none but those of its mould (`guest::cast`).
+            c"GLIBC_TUNABLES=glibc.pthread.rseq=0".to_owned(),
+        ];
         serve::say(&answer, said::Kind::Ready(Ready {})).during(|| "answer".to_owned())?;
         Err(fault(
             "run the guest".to_owned(),

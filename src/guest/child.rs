@@ -15,8 +15,9 @@ use nix::sys::signal::Signal;
 use nix::unistd::{self, ForkResult, Gid, Pid, Uid};
 use prost::Message;
 
+use super::cast::{Cast, Unfit};
 use super::{files, sys, terminal, user};
-use crate::wire::{Exec, Fault, Stream, TerminalSize};
+use crate::wire::{Exec, Fault, Mould, Stream, TerminalSize};
 
 /// What a program's output pipe holds, as far as the kernel allows it.
 const PIPE: libc::c_int = 256 << 10;
@@ -47,6 +48,8 @@ pub struct Plan {
     stdin: bool,
     terminal: Option<TerminalSize>,
     has_oom_score: bool,
+    /// What the process is cast from in place of running a program, and its pages.
+    mould: Option<(Mould, OwnedFd)>,
 }
 
 /// What a program gets as its standard input, output and error, and this side's ends of that.
@@ -70,8 +73,8 @@ fn shown(bytes: &[u8]) -> String {
 }
 
 impl Plan {
-    /// Checks what the host asks for.
-    pub fn new(exec: Exec) -> Result<Self, Fault> {
+    /// Checks what the host asks for; `came` is the descriptor that came with it.
+    pub fn new(mut exec: Exec, came: Option<OwnedFd>) -> Result<Self, Fault> {
         let bad = |message: &str| fault("bad_request", message, None);
         let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| bad("an argument, name or value holds a NUL"));
         let (uid, gid) = match exec.user.as_str() {
@@ -87,6 +90,11 @@ impl Plan {
         if !exec.cwd.starts_with(b"/") {
             return Err(bad("the working directory is not absolute"));
         }
+        let mould = match (exec.mould.take(), came) {
+            (Some(mould), Some(memory)) => Some((mould, memory)),
+            (None, None) => None,
+            (Some(_), None) | (None, Some(_)) => return Err(bad("a mould comes with its memory")),
+        };
         let candidates = exec
             .argv
             .first()
@@ -111,6 +119,7 @@ impl Plan {
             stdin: exec.stdin,
             terminal: exec.terminal,
             has_oom_score: !exec.no_oom_score,
+            mould,
         })
     }
 
@@ -176,12 +185,27 @@ impl Plan {
             Err(fault) => fault,
             Ok(()) if self.argv.is_empty() => {
                 // Not one descriptor of the agent's, the report included, reaches the file plane.
-                match sys::close_range(3, u32::MAX, false) {
+                let closed = sys::install_filter(&self.filter).and_then(|()| sys::close_range(3, u32::MAX, false));
+                match closed {
                     Ok(()) => sys::exit(files::serve_stdio()),
-                    Err(errno) => internal("close descriptors")(errno),
+                    Err(errno) => internal("close descriptors and install the filter")(errno),
                 }
             }
-            Ok(()) => self.exec(),
+            Ok(()) => match &self.mould {
+                Some((mould, memory)) => self.cast(mould, memory),
+                None => match sys::install_filter(&self.filter) {
+                    Ok(()) => self.exec(),
+                    Err(errno) => internal("install the seccomp filter")(errno),
+                },
+            },
+        }
+    }
+
+    /// Goes on as the mould's process, which installs the filter last.
+    fn cast(&self, mould: &Mould, memory: &OwnedFd) -> Fault {
+        match Cast::prepare(mould, memory, &self.filter) {
+            Ok(cast) => cast.go(),
+            Err(Unfit(why, errno)) => fault("not_cast", format!("no process can be cast: {why}"), errno),
         }
     }
 
@@ -219,8 +243,7 @@ impl Plan {
             fault("cwd_not_found", message, Some(errno))
         })?;
         sys::close_range(3, u32::MAX, true).map_err(internal("close descriptors"))?;
-        sys::reset_signals().map_err(|_| internal("reset signals")(Errno::last()))?;
-        sys::install_filter(&self.filter).map_err(internal("install the seccomp filter"))
+        sys::hear_all_signals().map_err(internal("reset signals"))
     }
 
     fn become_user(&self, shim: Pid) -> Result<(), Fault> {
@@ -354,7 +377,7 @@ mod tests {
         let refused = |change: fn(&mut Exec)| {
             let mut exec = exec();
             change(&mut exec);
-            Plan::new(exec).err().map(|fault| fault.code)
+            Plan::new(exec, None).err().map(|fault| fault.code)
         };
         assert_eq!(refused(|_| {}), None);
         let changes: [fn(&mut Exec); 9] = [

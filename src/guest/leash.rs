@@ -40,6 +40,11 @@ pub enum Tag {
     Forget = b'X',
     /// To init: my id is nobody's any more. Answered with `Yes`, after which nothing is handed over.
     Leave = b'G',
+    /// To init: I have a connection, look for the next yourself.
+    Busy = b'B',
+    /// To init: I have done what there was, and could take the next connection. Answered with `Yes` or, when another shim
+    /// waits for it already, `No`.
+    Free = b'W',
 }
 
 impl Tag {
@@ -55,6 +60,8 @@ impl Tag {
             Self::No,
             Self::Forget,
             Self::Leave,
+            Self::Busy,
+            Self::Free,
         ]
         .into_iter()
         .find(|tag| *tag as u8 == byte)

@@ -3,7 +3,8 @@
 //!
 //! Each connection that the host opens becomes one end of a socket pair; the other end is handed to init, for which it is as
 //! if accepted. A process of its own, so that init still reads no frame. It has nothing that an exec could use, and it ends
-//! when the host's pipe does, or, once init wants the end, when the last connection has: what they still say gets out.
+//! when the host's pipe does, or, once init wants the end, when the last connection has: what they still say gets out. Over a
+//! line that can break (`wire::line`) the next host finds it as it is; connections of the one before go on without a peer.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -20,8 +21,15 @@ use super::sys;
 use crate::wire::mux::{News, Side};
 use crate::wire::pump::Pump;
 
+/// Whether another host may come without a word from the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Breaks {
+    Never,
+    Expected,
+}
+
 /// Starts it; the answer is where connections come out, and who it is.
-pub fn start() -> io::Result<(OwnedFd, Pid)> {
+pub fn start(breaks: Breaks) -> io::Result<(OwnedFd, Pid)> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let (handoff, ours) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
     let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
@@ -30,7 +38,7 @@ pub fn start() -> io::Result<(OwnedFd, Pid)> {
     match sys::fork()? {
         ForkResult::Child => {
             drop(handoff);
-            sys::exit(i32::from(Carrier::new(ours).and_then(Carrier::run).is_err()))
+            sys::exit(i32::from(Carrier::new(ours, breaks).and_then(Carrier::run).is_err()))
         }
         ForkResult::Parent { child } => {
             // The pipes are the mux's alone; programs are given descriptors of their own.
@@ -73,13 +81,17 @@ struct Carrier {
 }
 
 impl Carrier {
-    fn new(handoff: OwnedFd) -> io::Result<Self> {
+    fn new(handoff: OwnedFd, breaks: Breaks) -> io::Result<Self> {
         let (from, to) = (
             io::stdin().as_fd().try_clone_to_owned()?,
             io::stdout().as_fd().try_clone_to_owned()?,
         );
+        let mut pump = Pump::new(Side::Guest, from, to)?;
+        if breaks == Breaks::Expected {
+            pump.expect_breaks();
+        }
         Ok(Self {
-            pump: Pump::new(Side::Guest, from, to)?,
+            pump,
             handoff: Some(handoff),
             orphans: Vec::new(),
             is_pausing: false,
@@ -101,6 +113,7 @@ impl Carrier {
             let mut ready = ready.iter();
             self.orphans
                 .retain(|orphan| ready.next() != Some(&true) || still_speaks(orphan));
+            self.orphans.extend(turn.orphans);
             for news in turn.news {
                 self.hear(news)?;
             }
@@ -130,7 +143,7 @@ impl Carrier {
             }
             // Init takes the end of this for its own.
             News::End => self.handoff = None,
-            News::Paused => {}
+            News::Paused | News::Deaf => {}
         }
         Ok(())
     }

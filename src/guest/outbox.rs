@@ -8,6 +8,8 @@ use crate::wire::{self, CHUNK, Event, Stream, event};
 
 /// Room for all of an output frame but its data.
 const HEAD: usize = 48;
+/// Bytes that may wait for more, to be sent in one go.
+const SMALL: usize = 4 << 10;
 
 /// Field keys of `Event.output`, `Output.stream`, `Output.offset`, `Output.data` (number << 3 | wire type).
 const OUTPUT: u8 = 3 << 3 | 2;
@@ -27,6 +29,11 @@ impl Outbox {
         self.start == self.end
     }
 
+    /// Whether another frame may go with what is there.
+    pub fn has_room(&self) -> bool {
+        self.end - self.start <= SMALL
+    }
+
     /// Adds a frame, after all that is there.
     pub fn push(&mut self, kind: event::Kind) -> io::Result<()> {
         self.bytes.truncate(self.end);
@@ -35,16 +42,27 @@ impl Outbox {
         Ok(())
     }
 
-    /// Reads at most `most` bytes straight into an output frame; how many. Only when it is empty.
+    /// Reads at most `most` bytes straight into an output frame; how many. Only when it has room.
     pub fn fill(&mut self, stream: Stream, offset: u64, most: usize, from: &mut impl Read) -> io::Result<usize> {
-        debug_assert!(self.is_empty());
-        self.bytes.resize(HEAD + CHUNK, 0);
-        let length = from.read(&mut self.bytes[HEAD..][..most.min(CHUNK)])?;
+        debug_assert!(self.has_room());
+        let data = self.end + HEAD;
+        if self.bytes.len() < data + CHUNK {
+            self.bytes.resize(data + CHUNK, 0);
+        }
+        let length = from.read(&mut self.bytes[data..][..most.min(CHUNK)])?;
         if length > 0 {
             let head = head(stream, offset, length);
-            self.start = HEAD - head.len();
-            self.end = HEAD + length;
-            self.bytes[self.start..HEAD].copy_from_slice(&head);
+            let first = data - head.len();
+            if self.is_empty() {
+                self.start = first;
+                self.end = data + length;
+                self.bytes[first..data].copy_from_slice(&head);
+            } else {
+                // Behind what is there, without a gap.
+                self.bytes.copy_within(data..data + length, self.end + head.len());
+                self.bytes[self.end..][..head.len()].copy_from_slice(&head);
+                self.end += head.len() + length;
+            }
         }
         Ok(length)
     }
@@ -97,6 +115,11 @@ mod tests {
                 length
             );
             outbox.push(event::Kind::Credit(9)).unwrap();
+            if outbox.has_room() {
+                let more = outbox.fill(Stream::Stdout, 3, CHUNK, &mut b"more".as_slice());
+                assert_eq!(more.unwrap(), 4);
+            }
+            let is_followed = length < SMALL;
             outbox.flush(&mut sent).unwrap();
             assert!(outbox.is_empty());
             let output = Output {
@@ -104,7 +127,14 @@ mod tests {
                 data: data.into(),
                 offset,
             };
-            let wanted = [event::Kind::Output(output), event::Kind::Credit(9)].map(|kind| Event { kind: Some(kind) });
+            let more = Output {
+                stream: Stream::Stdout as i32,
+                data: "more".into(),
+                offset: 3,
+            };
+            let mut wanted = vec![event::Kind::Output(output), event::Kind::Credit(9)];
+            wanted.extend(is_followed.then_some(event::Kind::Output(more)));
+            let wanted: Vec<Event> = wanted.into_iter().map(|kind| Event { kind: Some(kind) }).collect();
             let mut got = Vec::new();
             while let Some(event) = wire::decode::<Event>(&mut sent).unwrap() {
                 got.push(event);

@@ -82,7 +82,8 @@ impl Register {
                 self.forget(from);
                 say(shims, from, Tag::Yes);
             }
-            Tag::Found | Tag::Yes | Tag::No | Tag::Forget => {}
+            // The last two are init's own.
+            Tag::Found | Tag::Yes | Tag::No | Tag::Forget | Tag::Busy | Tag::Free => {}
         }
     }
 
@@ -94,7 +95,7 @@ impl Register {
     }
 }
 
-fn say(shims: &Shims, to: Pid, tag: Tag) {
+pub fn say(shims: &Shims, to: Pid, tag: Tag) {
     answer(shims, to, tag, &[], &[]);
 }
 

@@ -38,6 +38,9 @@ use crate::wire::{self, Event, Fault, Offsets, Stream, event};
 
 /// Bytes of argv that are told of.
 const MAX_ARGV: usize = 1 << 10;
+/// How long a program that takes no input may run before its host hears that it does: what ends or writes sooner is told of
+/// together with that, in one go.
+const HUSH: Duration = Duration::from_millis(2);
 
 /// What is known of an exec before it runs.
 pub struct Facts {
@@ -136,11 +139,15 @@ pub struct Session<'a> {
     sources: Vec<Source>,
     begun: Instant,
     begun_ms: u64,
+    /// Until then it is not asked whether the program runs.
+    hush_until: Option<Instant>,
     times_out: Option<Instant>,
     kill_at: Option<Instant>,
     timed_out: bool,
     killed_by: Option<String>,
     killed_descendants: HashSet<Pid>,
+    /// Not by this.
+    others_killed: u32,
     main_ended: Option<Reaped>,
     /// No child is left.
     alone: bool,
@@ -197,11 +204,13 @@ impl<'a> Session<'a> {
             sources: child.outputs.into_iter().map(source).collect::<Result<_, _>>()?,
             begun,
             begun_ms: sys::monotonic_ms(),
+            hush_until: None,
             times_out: (!times_out.is_zero()).then(|| begun.checked_add(times_out)).flatten(),
             kill_at: None,
             timed_out: false,
             killed_by: None,
             killed_descendants: HashSet::new(),
+            others_killed: 0,
             main_ended: None,
             alone: false,
             released: false,
@@ -213,6 +222,7 @@ impl<'a> Session<'a> {
 
     /// Runs the loop; on any failure the tree is ended all the same.
     pub fn carry(mut self) -> io::Result<()> {
+        self.hush_until = self.stdin.is_none().then(|| self.begun + HUSH);
         let result = self.carry_on();
         if result.is_err() {
             if self.facts.files {
@@ -281,7 +291,7 @@ impl<'a> Session<'a> {
         self.alone
     }
 
-    fn wait(&self) -> io::Result<Ready> {
+    fn wait(&mut self) -> io::Result<Ready> {
         const IN: PollFlags = PollFlags::POLLIN;
         let mut fds = Vec::with_capacity(8);
         fds.push(PollFd::new(self.signals.as_fd(), IN));
@@ -296,8 +306,10 @@ impl<'a> Session<'a> {
         // A descriptor that is not wanted now is left out: a closed pipe would else wake the loop for ever.
         let mut report = None;
         match &self.phase {
-            Phase::Starting { report: pipe, .. } => report = add(&mut fds, Some(pipe.as_fd()), IN),
-            Phase::Running | Phase::Over { .. } => {
+            Phase::Starting { report: pipe, .. } if self.hush_until.is_none() => {
+                report = add(&mut fds, Some(pipe.as_fd()), IN);
+            }
+            Phase::Starting { .. } | Phase::Running | Phase::Over { .. } => {
                 for source in &self.sources {
                     add(&mut fds, source.wanted(free), IN);
                 }
@@ -311,6 +323,8 @@ impl<'a> Session<'a> {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error.into()),
         }
+        // Whatever woke it, now it is asked.
+        let asks = self.hush_until.take().is_some();
         let any = |at: Option<usize>| at.is_some_and(|at| fds[at].any().unwrap_or(true));
         let of_connection = connection.map_or(PollFlags::empty(), |at| fds[at].revents().unwrap_or(PollFlags::POLLERR));
         Ok(Ready {
@@ -318,7 +332,7 @@ impl<'a> Session<'a> {
             hung_up: of_connection.intersects(PollFlags::POLLHUP | PollFlags::POLLERR),
             signals: any(Some(0)),
             leash: any(leash),
-            report: any(report),
+            report: asks || any(report),
             stdin: any(stdin),
         })
     }
@@ -329,7 +343,8 @@ impl<'a> Session<'a> {
             Phase::Over { .. } => None,
             Phase::Starting { .. } | Phase::Running => self.times_out,
         };
-        let Some(next) = self.kill_at.or(release) else {
+        let next = self.kill_at.or(release);
+        let Some(next) = next.into_iter().chain(self.hush_until).min() else {
             return PollTimeout::NONE;
         };
         // Rounded up, or the loop would spin through the last millisecond.
@@ -400,37 +415,37 @@ impl<'a> Session<'a> {
         let Some(peer) = &mut self.peer else {
             return Ok(());
         };
-        peer.flush()?;
         if matches!(self.phase, Phase::Starting { .. }) {
-            return Ok(());
+            return peer.flush();
         }
+        // Small pieces go out together, with the end if it is there.
         for _ in 0..TURN {
             let mut idle = true;
             for source in &mut self.sources {
-                if peer.outbox.is_empty() && source.give(&mut peer.outbox)? {
-                    idle = false;
+                if !peer.outbox.has_room() {
                     peer.flush()?;
                 }
+                idle &= !(peer.outbox.has_room() && source.give(&mut peer.outbox)?);
             }
-            if idle || !peer.outbox.is_empty() {
+            if idle {
                 break;
             }
         }
         let sent = self.sources.iter().all(Source::is_sent);
         if let Phase::Over { ended, .. } = &self.phase
             && sent
-            && peer.outbox.is_empty()
+            && peer.outbox.has_room()
             && !peer.told
         {
             peer.told = true;
             let ended = ended.clone();
             let ended = self.with_counts(&ended);
             self.push(event::Kind::Ended(ended))?;
-            if let Some(peer) = &mut self.peer {
-                peer.flush()?;
-            }
         }
-        Ok(())
+        match &mut self.peer {
+            Some(peer) => peer.flush(),
+            None => Ok(()),
+        }
     }
 
     /// Says that the program never ran.

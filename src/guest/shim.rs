@@ -1,43 +1,139 @@
 //! One connection: reads its request, and does it or hands it over to the shim that has the exec in question.
 
-use std::io;
-use std::os::fd::AsFd;
+use std::io::{self, IoSliceMut, Read};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::SignalFd;
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use prost::Message;
 
 use super::child::{Plan, fault};
+use super::init::Listener;
 use super::leash::{Leash, MAX, MAX_ID, Patience, Tag};
 use super::session::{Facts, Session, answer, no_such_exec};
 use super::{dial, sys};
 use crate::wire::{self, Fault, event, request};
 
+/// What a connection may begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    Free,
+    /// No command: there are `most`. A word to one that runs, or about them, is heard.
+    Words {
+        most: usize,
+    },
+    None,
+}
+
+/// Whether a shim is as it was before its connection came.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Fit {
+    ForAnother,
+    /// It is known to init under an id, or has kept output.
+    ForNone,
+}
+
+/// Serves one connection, the next that comes where there is none yet, and, as long as init has it so, those after it.
+///
+/// `room` is what the first may begin; init lets a shim go on only while there is room for all.
+pub fn run_all(
+    first: Option<UnixStream>,
+    signals: &SignalFd,
+    leash: &Leash,
+    listener: &Listener,
+    mut room: Room,
+) -> io::Result<()> {
+    let mut here = first;
+    loop {
+        let connection = match here.take() {
+            Some(connection) => connection,
+            None => {
+                // SIGTERM just ends this process.
+                let mut term = SigSet::empty();
+                term.add(Signal::SIGTERM);
+                term.thread_unblock()?;
+                let Some(connection) = listener.next()? else {
+                    return Ok(());
+                };
+                leash.send(Tag::Busy, &[], &[], None, Patience::Wait)?;
+                connection
+            }
+        };
+        if run(connection, signals, Some(leash), room)? == Fit::ForNone {
+            return Ok(());
+        }
+        let answer = ask(leash, Tag::Free, "", &[], None)?;
+        if answer.is_none_or(|(tag, _)| tag != Tag::Yes) {
+            return Ok(());
+        }
+        room = Room::Free;
+    }
+}
+
 /// Serves one connection to its end. Without a leash, which is without init, there are no detachable execs.
-pub fn run(mut connection: UnixStream, signals: &SignalFd, leash: Option<&Leash>) -> io::Result<()> {
+pub fn run(mut connection: UnixStream, signals: &SignalFd, leash: Option<&Leash>, room: Room) -> io::Result<Fit> {
     prctl::set_child_subreaper(true)?;
     // Until there is a tree to see to, SIGTERM just ends this process.
     let mut term = SigSet::empty();
     term.add(Signal::SIGTERM);
     term.thread_unblock()?;
-    let Some(request) = wire::read_request(&mut connection)? else {
-        return Ok(());
+    let mut incoming = Incoming {
+        connection: &connection,
+        came: None,
     };
+    let Some(request) = wire::read_request(&mut incoming)? else {
+        return Ok(Fit::ForAnother);
+    };
+    let came = incoming.came;
     term.thread_block()?;
+    let leaves_traces = matches!(&request.kind, Some(request::Kind::Exec(exec)) if exec.detachable || exec.drop_oldest);
+    let fit = if leaves_traces { Fit::ForNone } else { Fit::ForAnother };
     match request.generation {
-        wire::GENERATION => serve(connection, request, signals, leash),
+        wire::GENERATION => match (room, &request.kind) {
+            (Room::Words { most }, Some(request::Kind::Exec(_) | request::Kind::Dial(_))) => {
+                let message = format!("the sandbox has {most} commands and connections at once, which is its most");
+                answer(&mut connection, event::Kind::Fault(fault("limit", message, None)))
+            }
+            _ => serve(connection, request, came, signals, leash),
+        },
         other => {
             let message = format!("this guest speaks generation {}, not {other}", wire::GENERATION);
             answer(&mut connection, event::Kind::Fault(fault("generation", message, None)))
         }
+    }
+    .map(|()| fit)
+}
+
+/// What comes over a connection, and the last descriptor that came with it.
+struct Incoming<'a> {
+    connection: &'a UnixStream,
+    came: Option<OwnedFd>,
+}
+
+impl Read for Incoming<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut space = nix::cmsg_space!(RawFd);
+        let mut parts = [IoSliceMut::new(buffer)];
+        let fd = self.connection.as_raw_fd();
+        let received = recvmsg::<()>(fd, &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
+        for control in received.cmsgs()? {
+            if let ControlMessageOwned::ScmRights(numbers) = control {
+                for number in numbers {
+                    self.came = Some(sys::adopt(number)?);
+                }
+            }
+        }
+        Ok(received.bytes)
     }
 }
 
 fn serve(
     mut connection: UnixStream,
     request: wire::Request,
+    came: Option<OwnedFd>,
     signals: &SignalFd,
     leash: Option<&Leash>,
 ) -> io::Result<()> {
@@ -59,7 +155,7 @@ fn serve(
                 true => register(&exec, leash),
                 false => Ok(()),
             };
-            match child.and_then(|()| Plan::new(exec)).and_then(|plan| plan.spawn()) {
+            match child.and_then(|()| Plan::new(exec, came)).and_then(|plan| plan.spawn()) {
                 Err(fault) => refuse(connection, fault),
                 Ok(child) => Session::new(connection, signals, leash, child, facts)?.carry(),
             }

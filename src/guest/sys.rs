@@ -98,7 +98,11 @@ pub fn limit(resource: u32, value: u64) -> nix::Result<()> {
     // SAFETY: getrlimit fills `now` when it succeeds; setrlimit only reads.
     unsafe {
         Errno::result(libc::getrlimit(resource as _, now.as_mut_ptr()))?;
-        let value = value.min(now.assume_init().rlim_max);
+        let now = now.assume_init();
+        let value = value.min(now.rlim_max);
+        if (now.rlim_cur, now.rlim_max) == (value, value) {
+            return Ok(());
+        }
         let new = libc::rlimit {
             rlim_cur: value,
             rlim_max: value,
@@ -252,4 +256,11 @@ pub fn reset_signals() -> io::Result<()> {
     }
     nix::sys::signal::SigSet::empty().thread_set_mask()?;
     Ok(())
+}
+
+/// What [`reset_signals`] does, in a process whose parent has called it and ignores nothing but SIGPIPE since.
+pub fn hear_all_signals() -> nix::Result<()> {
+    // SAFETY: no handler of ours is installed.
+    unsafe { nix::sys::signal::signal(nix::sys::signal::Signal::SIGPIPE, nix::sys::signal::SigHandler::SigDfl)? };
+    nix::sys::signal::SigSet::empty().thread_set_mask()
 }

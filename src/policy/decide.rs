@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::rules::{Layer, Rule, tool_names};
 use super::tools::{self, Tool};
 use super::violation::{listed, suggestion};
-use super::{Decision, Policy, Verdict};
+use super::{Decision, Outside, Policy, Verdict};
 
 /// A tool call, as the model asks for it.
 #[derive(Debug, Clone, Copy)]
@@ -66,6 +66,16 @@ pub fn decide(policy: &Policy, request: &Request<'_>) -> Decision {
             reason: by_default(policy, layer, verdict, tool),
         },
     }
+}
+
+/// What a call can do outside the sandbox: the strictest of all that rules say of it, in whatever file they are.
+pub fn outside(policy: &Policy, request: &Request<'_>) -> Option<Outside> {
+    let tool = Tool::named(request.tool)?;
+    let rules = policy.layers.iter().flat_map(|layer| &layer.rules);
+    rules
+        .filter(|rule| rule.reaches(tool, request.arguments))
+        .filter_map(|rule| rule.effect)
+        .max()
 }
 
 /// The strictest rule of one layer that matches, else its default.

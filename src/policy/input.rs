@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::Verdict;
+use super::{Outside, Verdict};
 use crate::sandbox::disk::Kind as DiskKind;
 use crate::sandbox::seccomp::Profile as Seccomp;
 use crate::sandbox::{BackendName, Isolation};
@@ -322,6 +322,10 @@ pub struct RuleInput {
     pub tool: Option<ToolNames>,
     #[schemars(required)]
     pub verdict: Option<Verdict>,
+    /// What such a call can do outside the sandbox, where it can: `idempotent` (once for each key: the call finds it in
+    /// `EXUVIA_IDEMPOTENCY_KEY`, and hands it on) or `external` (twice is not the same as once: one that was cut off is never
+    /// tried again before a person has looked). Of several rules that match the strictest speaks. Default: nothing.
+    pub effect: Option<Outside>,
     /// Told to the model, to the person who is asked, and to the audit log.
     #[schemars(length(min = 1, max = 500))]
     pub reason: Option<String>,

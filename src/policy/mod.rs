@@ -35,7 +35,7 @@ use serde::{Deserialize, Serialize};
 
 pub use budgets::{BudgetOverrides, Budgets};
 pub use check::check;
-pub use decide::{Request, decide};
+pub use decide::{Request, decide, outside};
 pub use document::Document;
 pub use library::{Listed, Origin, Policies};
 pub use network::Network;
@@ -166,6 +166,14 @@ pub enum Verdict {
     Allow,
     Ask,
     Deny,
+}
+
+/// What a call can do outside the sandbox. From lenient to strict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Outside {
+    Idempotent,
+    External,
 }
 
 impl std::fmt::Display for Verdict {

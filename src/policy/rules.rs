@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 
-use super::Verdict;
 use super::tools::{Argument, Tool, WORKSPACE};
 use super::violation::suggestion;
+use super::{Outside, Verdict};
 
 /// Longer patterns are refused.
 const MAX_PATTERN: usize = 1000;
@@ -34,6 +34,8 @@ pub struct Rule {
     pub name: String,
     pub tools: Tools,
     pub verdict: Verdict,
+    /// What such a call can do outside the sandbox.
+    pub effect: Option<Outside>,
     pub reason: Option<String>,
     /// All of them must fit. By key.
     pub matchers: Vec<Matcher>,
@@ -220,6 +222,15 @@ impl Rule {
             Verdict::Allow => false,
             Verdict::Ask | Verdict::Deny => true,
         };
+        self.fits(tool, arguments, unknown_fits)
+    }
+
+    /// Whether such a call may do outside what the rule says; for what cannot be told, that it may.
+    pub(super) fn reaches(&self, tool: &Tool, arguments: &Value) -> bool {
+        self.effect.is_some() && self.fits(tool, arguments, true)
+    }
+
+    fn fits(&self, tool: &Tool, arguments: &Value, unknown_fits: bool) -> bool {
         self.tools.include(tool)
             && self.matchers.iter().all(|matcher| match matcher.fit(tool, arguments) {
                 Fit::Yes => true,

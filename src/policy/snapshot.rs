@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::budgets::Budgets;
 use super::rules::{Layer, Matcher, Rule, Tools};
-use super::{Error, FORMAT_VERSION, Policy, Verdict};
+use super::{Error, FORMAT_VERSION, Outside, Policy, Verdict};
 use crate::sandbox::disk::{Kind as DiskKind, Quota};
 use crate::sandbox::seccomp::Profile;
 use crate::sandbox::{BackendName, Isolation, Limits, Mount};
@@ -105,6 +105,9 @@ struct LayerForm {
 struct RuleForm {
     tools: Vec<String>,
     verdict: Verdict,
+    // Added later: left out where nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    effect: Option<Outside>,
     reason: Option<String>,
     r#match: BTreeMap<String, String>,
 }
@@ -261,6 +264,7 @@ impl LayerForm {
             let form = RuleForm {
                 tools: rule.tools.names().into_iter().map(str::to_owned).collect(),
                 verdict: rule.verdict,
+                effect: rule.effect,
                 reason: rule.reason.clone(),
                 r#match: matchers
                     .map(|matcher| (matcher.key().to_owned(), matcher.text().to_owned()))
@@ -378,6 +382,7 @@ impl RuleForm {
             name,
             tools,
             verdict: self.verdict,
+            effect: self.effect,
             reason: self.reason,
             matchers,
             source,

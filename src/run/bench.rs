@@ -12,7 +12,7 @@ use serde_json::json;
 use super::event::Call;
 use super::{trail, world};
 use crate::audit::Record;
-use crate::clock::{Clock, Timestamp};
+use crate::clock::Clock;
 use crate::error::Kind;
 use crate::ids::SandboxId;
 use crate::policy::Policy;
@@ -24,7 +24,8 @@ use crate::task::Task;
 use crate::tool::registry::Registry;
 use crate::tool::{self, ToolResult};
 use crate::workdir::{self, WorkDir, WorkDirs};
-use crate::workspace::{self, BlobId, Index, Pool, Revision};
+use crate::workspace::overlay::{Look, Reading, Site};
+use crate::workspace::{self, BlobId, Pool, Revision};
 
 /// How long a sandbox's processes have to end by themselves when it is closed.
 const GRACE: Duration = Duration::from_millis(200);
@@ -49,6 +50,8 @@ pub enum Error {
     },
     #[error(transparent)]
     Directory(#[from] workdir::Error),
+    #[error("the disk of the data directory is full: {free} bytes are left")]
+    Full { free: u64 },
 }
 
 impl Error {
@@ -56,7 +59,7 @@ impl Error {
         match self {
             Self::Sandbox(error) => error.kind(),
             Self::Workspace(error) => error.kind(),
-            Self::Lost(_) => Kind::Unavailable,
+            Self::Lost(_) | Self::Full { .. } => Kind::Unavailable,
             Self::Store(error) => error.kind(),
             Self::Filter(_) | Self::Isolation { .. } => Kind::WrongState,
             Self::Directory(error) => error.kind(),
@@ -77,9 +80,15 @@ impl Error {
             Self::Workspace(workspace::Error::Limit { .. }) => "workspace_limit",
             Self::Workspace(_) | Self::Directory(_) => "workspace",
             Self::Store(_) => "store",
+            Self::Full { .. } => "disk_full",
         }
     }
 }
+
+/// Less than this is full: nothing can be relied on to have been written.
+const FULL: u64 = 4 << 20;
+/// Where something already said that there was no room, what it wanted may have been large, and is gone again.
+const TIGHT: u64 = 256 << 20;
 
 /// Makes benches; clones share everything.
 #[derive(Debug, Clone)]
@@ -169,6 +178,58 @@ impl Maker {
         })
     }
 
+    pub(super) fn data_dir(&self) -> &Path {
+        &self.data_dir
+    }
+
+    /// The system-call filter that a policy asks for, as the kernel gets it.
+    pub(super) fn filter(&self, policy: &Policy) -> Vec<u8> {
+        self.filters.of(policy.seccomp()).to_vec()
+    }
+
+    /// What a backend can do here, in words that only comparing is for.
+    pub(super) async fn capabilities(&self, backend: BackendName) -> String {
+        match self.backends.get(backend).await {
+            Ok(backend) => format!("{:?}", backend.capabilities()),
+            Err(_) => "none".to_owned(),
+        }
+    }
+
+    /// The image by what it is here; `none` where it is gone.
+    pub(super) fn image(&self, image: &ImageRef) -> String {
+        sandbox::image::pinned(image.clone(), &self.data_dir).map_or("none".to_owned(), |image| image.to_string())
+    }
+
+    /// A workspace by its content; what of it is gone is said.
+    pub(super) async fn inputs(&self, workspace: Revision) -> String {
+        let tree = workspace.tree;
+        if self.pool.require(tree).await.is_err() {
+            return format!("tree {tree} is gone");
+        }
+        match workspace.times {
+            Some(times) if self.pool.artifact(times).await.is_err() => format!("file times {times} are gone"),
+            Some(times) => format!("{tree} {times}"),
+            None => tree.to_string(),
+        }
+    }
+
+    /// Whether there is room on the data directory's disk to believe what was just done there, or why it failed.
+    ///
+    /// # Errors
+    /// [`Error::Full`].
+    pub fn room(&self, failed: Option<&Error>) -> Result<(), Error> {
+        // Where it cannot be asked, the error that there is tells enough.
+        let Ok(disk) = nix::sys::statvfs::statvfs(&self.data_dir) else {
+            return Ok(());
+        };
+        let free = disk.blocks_available() * disk.fragment_size();
+        let needed = if failed.is_some_and(says_full) { TIGHT } else { FULL };
+        match free < needed.min(disk.blocks() * disk.fragment_size() / 2) {
+            true => Err(Error::Full { free }),
+            false => Ok(()),
+        }
+    }
+
     /// A working directory with the disk quota of `limits`.
     async fn work_dir(&self, id: &SandboxId, limits: &Limits, identity: Identity) -> Result<WorkDir, Error> {
         let work_dirs = self.work_dirs.clone();
@@ -197,24 +258,21 @@ impl Maker {
         let env = sandbox::image::environment(&task.image, &self.data_dir);
         let made = async {
             let env = env?;
-            let index = self
-                .pool
-                .materialise(revision, directory.workspace(), Some(owner))
-                .await?;
+            let site = self.pool.lay(directory.ground(), revision, Some(owner)).await?;
             let spec = Spec {
                 id: id.clone(),
                 image: task.image.clone(),
                 isolation: policy.isolation(),
                 limits: policy.limits().clone(),
                 identity: claim.identity(),
-                workspace: Some(directory.workspace()),
+                workspace: Some(site.path()),
                 mounts: policy.mounts().to_vec(),
                 labels: [("run".to_owned(), record.run.to_string())].into(),
             };
             let filter = self.filters.of(policy.seccomp()).to_vec();
-            Ok::<_, Error>((Sandbox::open(backend, spec, filter).await?, index, env))
+            Ok::<_, Error>((Sandbox::open(backend, spec, filter).await?, site, env))
         };
-        let (sandbox, index, env) = match made.await {
+        let (sandbox, site, env) = match made.await {
             Ok(made) => made,
             Err(error) => {
                 // Not before the last process that might write into it has ended: `Sandbox::open` sees to that.
@@ -231,8 +289,8 @@ impl Maker {
             clock: Arc::clone(&self.clock),
             store: Arc::clone(&self.store),
             record: record.clone(),
-            opened_at: self.clock.now(),
-            index: tokio::sync::Mutex::new(index),
+            opened: self.clock.elapsed(),
+            site: tokio::sync::Mutex::new(site),
             artifacts: Mutex::new(known_artifacts.into_iter().collect()),
         };
         let details = json!({ "backend": task.backend, "image": task.image, "isolation": policy.isolation(),
@@ -244,6 +302,20 @@ impl Maker {
         }
         Ok(bench)
     }
+}
+
+/// Whether there was no room for something, of the host's or of a quota of ours.
+fn says_full(error: &Error) -> bool {
+    let chain = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    let kinds = chain
+        .filter_map(|error| error.downcast_ref::<std::io::Error>())
+        .map(std::io::Error::kind);
+    kinds.into_iter().any(|kind| {
+        matches!(
+            kind,
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded
+        )
+    })
 }
 
 /// Blocking work, to its end.
@@ -269,9 +341,10 @@ pub struct Bench {
     clock: Arc<dyn Clock>,
     store: Arc<dyn Store>,
     record: RunRecord,
-    opened_at: Timestamp,
-    /// What the directory is known to hold.
-    index: tokio::sync::Mutex<Index>,
+    /// By the clock that nobody sets.
+    opened: Duration,
+    /// One snapshot is taken at a time.
+    site: tokio::sync::Mutex<Site>,
     /// What this run has stored, and may read back.
     artifacts: Mutex<std::collections::BTreeSet<String>>,
 }
@@ -309,25 +382,41 @@ impl Bench {
         self.sandbox
             .limits()
             .wall_time
-            .saturating_sub(self.clock.now().since(self.opened_at))
+            .saturating_sub(self.clock.elapsed().saturating_sub(self.opened))
     }
 
-    /// Takes the workspace as it is now; durable on return. Everything in the sandbox stands still meanwhile.
+    /// Takes the workspace as it is now; durable on return. Everything in the sandbox stands still while it is looked at.
     pub async fn snapshot(&self) -> Result<Revision, Error> {
-        let mut index = self.index.lock().await;
-        self.sandbox.freeze().await?;
-        let taken = self
-            .pool
-            .snapshot(self.directory.workspace(), Some(index.clone()))
-            .await;
-        let thawed = self.sandbox.thaw().await;
-        let taken = taken?;
-        thawed?;
-        if taken.report.skipped_total > 0 {
-            tracing::warn!(run = %self.record.run, skipped = taken.report.skipped_total, "special files are not kept");
+        let site = self.site.lock().await;
+        let mut looked = self.look(&site, Reading::Later).await?;
+        let kept = loop {
+            match self.pool.keep(&site, looked).await {
+                Err(workspace::Error::Changed(path)) => {
+                    tracing::debug!(run = %self.record.run, path, "changed after the look: another one");
+                    looked = self.look(&site, Reading::Now).await?;
+                }
+                kept => break kept?,
+            }
+        };
+        if kept.report.skipped_total > 0 {
+            tracing::warn!(run = %self.record.run, skipped = kept.report.skipped_total, "special files are not kept");
         }
-        *index = taken.index;
-        Ok(taken.revision)
+        Ok(kept.revision)
+    }
+
+    /// Looks at the workspace while everything stands still.
+    async fn look(&self, site: &Site, reading: Reading) -> Result<Look, Error> {
+        self.sandbox.freeze().await?;
+        // Where nothing but the guest is there, nobody has a file open.
+        let reading = match self.sandbox.is_alone().await {
+            true => reading,
+            false => Reading::Now,
+        };
+        let looked = self.pool.look(site, reading).await;
+        let thawed = self.sandbox.thaw().await;
+        let looked = looked?;
+        thawed?;
+        Ok(looked)
     }
 
     /// Ends the sandbox and removes the directory. May be called again.

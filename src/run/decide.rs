@@ -5,6 +5,7 @@ use std::collections::HashSet;
 
 use super::Error;
 use super::event::{Call, Event};
+use super::grounds::{Ground, Mismatch};
 use super::session::Session;
 use super::state::{self, Effect, State};
 use crate::clock::Timestamp;
@@ -74,7 +75,7 @@ impl Rules {
             Call {
                 step,
                 id,
-                effect: self.effect(&call.name),
+                effect: self.effect(&call.name, &call.arguments),
                 tool: call.name,
                 arguments: call.arguments,
             }
@@ -82,9 +83,24 @@ impl Rules {
         asked.into_iter().enumerate().map(number).collect()
     }
 
-    /// What a tool can touch. One that is not there touches nothing.
-    pub fn effect(&self, tool: &str) -> tool::Effect {
-        self.registry.find(tool).map_or(tool::Effect::ReadOnly, Builtin::effect)
+    /// What a call can touch: what its tool can by itself, and what the policy says that it reaches besides. A tool that is not
+    /// there touches nothing.
+    pub fn effect(&self, tool: &str, arguments: &str) -> tool::Effect {
+        let own = self.registry.find(tool).map_or(tool::Effect::ReadOnly, Builtin::effect);
+        if own == tool::Effect::Control {
+            return own;
+        }
+        // Arguments that are no JSON run nothing.
+        let arguments = serde_json::from_str(arguments).unwrap_or_default();
+        let request = Request {
+            tool,
+            arguments: &arguments,
+        };
+        match policy::outside(&self.policy, &request) {
+            Some(policy::Outside::Idempotent) => tool::Effect::Idempotent,
+            Some(policy::Outside::External) => tool::Effect::External,
+            None => own,
+        }
     }
 }
 
@@ -99,10 +115,17 @@ struct Answer {
 }
 
 /// The entry that a signal makes; `None` when it answers no open approval. Whether it can happen now the machine says.
-pub fn heard(rules: &Rules, state: &State, session: &Session, signal: Signal, now: Timestamp) -> Option<Event> {
+pub fn heard(
+    rules: &Rules,
+    state: &State,
+    session: &Session,
+    signal: Signal,
+    now: Timestamp,
+    mismatches: &[Mismatch],
+) -> Option<Event> {
     match signal {
         Signal::Pause { by, reason, now } => Some(Event::PauseRequested { by, reason, now }),
-        Signal::Resume { by } => Some(Event::Resumed { by }),
+        Signal::Resume { by, accept } => Some(resume(by, &accept, mismatches)),
         Signal::Cancel { by, reason } => Some(Event::CancelRequested { by, reason }),
         Signal::Decide {
             approval,
@@ -118,6 +141,18 @@ pub fn heard(rules: &Rules, state: &State, session: &Session, signal: Signal, no
             };
             answer(rules, state, session, given, now)
         }
+    }
+}
+
+/// It goes on if everything that is not what it was is accepted; else it stays where it is, and says why.
+fn resume(by: String, accept: &[Ground], mismatches: &[Mismatch]) -> Event {
+    let (accepted, open): (Vec<_>, Vec<_>) = mismatches
+        .iter()
+        .cloned()
+        .partition(|mismatch| accept.contains(&mismatch.ground));
+    match open.is_empty() {
+        true => Event::Resumed { by, accepted },
+        false => Event::Withheld { mismatches: open },
     }
 }
 

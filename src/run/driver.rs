@@ -20,14 +20,20 @@ use tokio_util::sync::CancellationToken;
 
 use super::effects::{Outcome as Done, Shop};
 use super::event::{Entry, Event, FORMAT_VERSION};
+use super::grounds::{Grounds, Mismatch};
 use super::session::Session;
 use super::state::{self, Effect, State};
 use super::{Error, commit, decide};
+use crate::chaos::Moment;
+use crate::clock::{Clock, Steady, Timestamp};
 use crate::ids::RunId;
 use crate::store::{Owner, RunRecord};
 
-/// A run that stood still for longer looks again before it goes on.
+/// A run that stood still for longer looks again before it goes on, where nobody said otherwise.
 pub const STALE_AFTER: Duration = Duration::from_secs(6 * 3600);
+
+/// A run that waits longer than this for a model holds no sandbox and no worker meanwhile.
+const FAR: Duration = Duration::from_secs(60);
 
 /// Why a driver let go of its run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +41,8 @@ pub enum Rest {
     Ended,
     /// It waits for a person.
     Parked,
+    /// It waits for a time that is far off, and holds nothing meanwhile.
+    Waiting(Timestamp),
     /// The service stops; any worker can go on.
     Released,
 }
@@ -75,7 +83,12 @@ struct Driver {
     session: Session,
     revision: u64,
     job: Arc<super::effects::Job>,
-    in_flight: JoinSet<(Effect, Done)>,
+    /// What the run stands on here, and which of it is not what it was.
+    found: Box<Grounds>,
+    mismatches: Vec<Mismatch>,
+    /// Nobody sets it while the run is driven: a deadline is about work, not about what a clock shows.
+    clock: Arc<dyn Clock>,
+    in_flight: JoinSet<(Effect, Result<Done, Error>)>,
     handles: HashMap<String, AbortHandle>,
 }
 
@@ -93,8 +106,14 @@ impl Driver {
         let state = super::fold(&record.run, &entries)?;
         super::agree(&record.run, &entries, &checkpoint)?;
         let session = Session::of(&entries);
-        let job = Arc::new(shop.job(&record, &session).await?);
+        let clock: Arc<dyn Clock> = Arc::new(Steady::over(Arc::clone(&shop.clock)));
+        let job = Arc::new(shop.job(&record, &session, Arc::clone(&clock)).await?);
+        let found = Box::new(shop.grounds(&job.rules).await);
+        let mismatches = state.grounds.as_ref().map(|grounds| grounds.mismatches(&found));
         Ok(Self {
+            clock,
+            found,
+            mismatches: mismatches.unwrap_or_default(),
             session,
             state,
             revision: checkpoint.revision,
@@ -115,12 +134,14 @@ impl Driver {
             Event::Claimed {
                 worker,
                 fence: self.record.fence,
-                stale: stale(&self.state, self.now()),
+                stale: stale(&self.state, self.now(), self.shop.stale_after),
+                grounds: self.state.grounds.is_none().then(|| self.found.clone()),
             },
             Vec::new(),
             Vec::new(),
         )
         .await?;
+        self.withhold().await?;
         loop {
             self.answer_inbox().await?;
             if self.state.is_terminal() {
@@ -128,6 +149,9 @@ impl Driver {
             }
             if self.state.is_parked() {
                 return Ok(Rest::Parked);
+            }
+            if let Some(until) = self.waits_until() {
+                return Ok(Rest::Waiting(until));
             }
             if self.act().await? {
                 continue;
@@ -141,6 +165,18 @@ impl Driver {
                 // Cancellation-safe: a result stays in the set until it is taken.
                 Some(joined) = self.in_flight.join_next() => self.take(joined).await?,
             }
+        }
+    }
+
+    /// Nothing is done on other grounds than those that the run stands on, before somebody has said that it may.
+    async fn withhold(&mut self) -> Result<(), Error> {
+        let mismatches = self.mismatches.clone();
+        let event = Event::Withheld { mismatches };
+        // Whoever resumes a run that is held already is told then.
+        let may_act = self.state.hold != state::Hold::Held && !self.mismatches.is_empty();
+        match may_act && state::step(&self.state, &self.entry(event.clone())).is_ok() {
+            true => self.commit(event, Vec::new(), Vec::new()).await,
+            false => Ok(()),
         }
     }
 
@@ -191,7 +227,10 @@ impl Driver {
         }
     }
 
-    async fn take(&mut self, joined: Result<(Effect, Done), tokio::task::JoinError>) -> Result<(), Error> {
+    async fn take(
+        &mut self,
+        joined: Result<(Effect, Result<Done, Error>), tokio::task::JoinError>,
+    ) -> Result<(), Error> {
         let (effect, done) = match joined {
             Ok(result) => result,
             Err(error) if error.is_cancelled() => return Ok(()),
@@ -200,6 +239,7 @@ impl Driver {
         let key = key_of(&effect);
         // A result of something that was stopped meanwhile is dropped: its tree was never committed.
         if self.handles.remove(&key).is_some() && state::due(&self.state).contains(&effect) {
+            let done = done?;
             self.commit(done.event, done.audit, Vec::new()).await?;
         }
         Ok(())
@@ -212,7 +252,8 @@ impl Driver {
                 break;
             }
             let now = self.now();
-            let event = decide::heard(&self.job.rules, &self.state, &self.session, pending.signal, now);
+            let (rules, mismatches) = (&self.job.rules, &self.mismatches);
+            let event = decide::heard(rules, &self.state, &self.session, pending.signal, now, mismatches);
             // What cannot happen here any more (a resume of what is no longer paused) is dropped.
             let event = event.filter(|event| state::step(&self.state, &self.entry(event.clone())).is_ok());
             match event {
@@ -257,24 +298,51 @@ impl Driver {
             .checkpoint
             .as_ref()
             .map_or(self.revision, |checkpoint| checkpoint.revision);
-        self.shop.kill_at.before(entry.seq, entry.seq);
+        let kill_at = self.shop.kill_at;
+        kill_at.before(entry.seq, entry.seq);
+        if let Event::ToolStarted { step, .. } = &entry.event {
+            kill_at.at(Moment::BeforeIntent, *step);
+        }
         self.shop.store.commit(commit).await?;
-        self.shop.kill_at.after(entry.seq, entry.seq);
+        kill_at.after(entry.seq, entry.seq);
+        match &entry.event {
+            Event::ToolStarted { step, .. } => kill_at.at(Moment::AfterIntent, *step),
+            Event::ToolFinished { step, .. } => kill_at.at(Moment::AfterOutcome, *step),
+            _ => {}
+        }
         tracing::info!(run = %self.record.run, seq = entry.seq, event = entry.event.name(), state = next.public(), "entry");
         self.session.apply(&entry);
+        if matches!(entry.event, Event::Resumed { .. }) {
+            self.mismatches.clear();
+        }
         self.state = next;
         self.revision = revision;
         self.shop.hub.publish(&self.record.run, entry.seq);
+        if let Event::ToolFinished { step, .. } = &entry.event {
+            kill_at.at(Moment::AfterCheckpoint, *step);
+        }
         Ok(())
     }
 
-    fn now(&self) -> crate::clock::Timestamp {
-        self.shop.clock.now()
+    fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// When there is something to do again, if that is far off.
+    fn waits_until(&self) -> Option<Timestamp> {
+        let state::Phase::Reasoning {
+            not_before: Some(at), ..
+        } = self.state.phase
+        else {
+            return None;
+        };
+        let until = self.state.deadline.map_or(at, |deadline| deadline.min(at));
+        (until.since(self.now()) > FAR).then_some(until)
     }
 
     fn until_deadline(&self) -> Duration {
-        const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
-        self.state.deadline.map_or(FAR, |deadline| deadline.since(self.now()))
+        const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
+        self.state.deadline.map_or(NEVER, |deadline| deadline.since(self.now()))
     }
 
     /// Lets go of everything that is held outside the store.
@@ -283,6 +351,7 @@ impl Driver {
         self.job.close().await;
         match rest {
             Ok(Rest::Ended) => tracing::info!(run = %self.record.run, state = self.state.public(), "run ended"),
+            Ok(Rest::Waiting(until)) => tracing::info!(run = %self.record.run, %until, "run waits"),
             // Still this process's: it hears the answer, and another process knows whom to leave it to.
             Ok(Rest::Parked) => tracing::info!(run = %self.record.run, state = self.state.public(), "run parked"),
             Ok(Rest::Released) => {
@@ -298,9 +367,9 @@ impl Driver {
 
 /// How long a run has stood still, where its model has to be told (requirement E7). One that was never driven knows nothing
 /// that could be out of date.
-pub(super) fn stale(state: &State, now: crate::clock::Timestamp) -> Option<Duration> {
+pub(super) fn stale(state: &State, now: Timestamp, after: Duration) -> Option<Duration> {
     let away = now.since(state.at);
-    (state.phase != state::Phase::Queued && away > STALE_AFTER).then_some(away)
+    (state.phase != state::Phase::Queued && away > after).then_some(away)
 }
 
 /// One text for one effect; equal effects have equal keys.

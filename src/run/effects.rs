@@ -15,7 +15,7 @@ use super::hub::Hub;
 use super::session::Session;
 use super::state::{Effect, State};
 use crate::audit;
-use crate::chaos::KillAt;
+use crate::chaos::{KillAt, Moment};
 use crate::clock::Clock;
 use crate::error::Fault;
 use crate::model::{self, ModelClient, NoTokens};
@@ -53,16 +53,21 @@ pub struct Shop {
     /// This host's name, for the record.
     pub host: String,
     pub kill_at: KillAt,
+    /// A run that stood still for longer looks again before it goes on.
+    pub stale_after: Duration,
+    /// How long another process may stand still before its runs are taken over.
+    pub lease: Duration,
 }
 
 impl Shop {
     /// What one run needs while it is driven.
-    pub async fn job(&self, record: &RunRecord, session: &Session) -> Result<Job, Error> {
+    pub async fn job(&self, record: &RunRecord, session: &Session, clock: Arc<dyn Clock>) -> Result<Job, Error> {
         let rules = Rules::of(record.task.clone(), self.store.spec(&record.task).await?)?;
         Ok(Job {
             client: OnceLock::new(),
             benches: self.benches.clone(),
-            clock: Arc::clone(&self.clock),
+            clock,
+            kill_at: self.kill_at,
             bench: Mutex::default(),
             artifacts: session.artifacts().map(str::to_owned).collect(),
             record: record.clone(),
@@ -80,6 +85,7 @@ pub struct Job {
     client: OnceLock<Arc<dyn ModelClient>>,
     benches: bench::Maker,
     clock: Arc<dyn Clock>,
+    kill_at: KillAt,
     /// Where tools run; made at the first need, given up whenever it may no longer be what the journal says.
     bench: Mutex<Slot>,
     /// What the run had stored when it was claimed.
@@ -124,7 +130,8 @@ impl From<Event> for Outcome {
     }
 }
 
-type Work = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+/// `Err`: what went wrong is the host's, and nothing that the run should hear of.
+type Work = Pin<Box<dyn Future<Output = Result<Outcome, Error>> + Send>>;
 
 impl Job {
     /// The work of an effect. Dropping it stops the effect; nothing of it is then kept.
@@ -146,7 +153,7 @@ impl Job {
                 let failures = state.failures(step);
                 Some(Box::pin(async move {
                     tokio::time::sleep(wait).await;
-                    self.call_model(step, attempt, failures, &request).await.into()
+                    Ok(self.call_model(step, attempt, failures, &request).await.into())
                 }))
             }
             Effect::RunTool { step, attempt } => {
@@ -228,9 +235,9 @@ impl Job {
         }
     }
 
-    async fn run_tool(&self, call: &Call, attempt: Attempt) -> Outcome {
+    async fn run_tool(&self, call: &Call, attempt: Attempt) -> Result<Outcome, Error> {
         let (step, number) = (call.step, attempt.number);
-        let Tried { done, audit, duration } = self.try_tool(call, &attempt).await;
+        let Tried { done, audit, duration } = self.try_tool(call, &attempt).await?;
         let event = match done {
             Ok((result, workspace)) => Event::ToolFinished {
                 step,
@@ -249,10 +256,10 @@ impl Job {
                 }
             }
         };
-        Outcome { event, audit }
+        Ok(Outcome { event, audit })
     }
 
-    async fn run_check(&self, step: u32, command: &str, attempt: Attempt) -> Outcome {
+    async fn run_check(&self, step: u32, command: &str, attempt: Attempt) -> Result<Outcome, Error> {
         let arguments = serde_json::json!({ "command": command }).to_string();
         let call = Call {
             step,
@@ -262,7 +269,7 @@ impl Job {
             effect: ToolEffect::Workspace,
         };
         let number = attempt.number;
-        let Tried { done, audit, duration } = self.try_tool(&call, &attempt).await;
+        let Tried { done, audit, duration } = self.try_tool(&call, &attempt).await?;
         let event = match done {
             Ok((result, workspace)) => {
                 let passed = result.error.is_none();
@@ -285,10 +292,12 @@ impl Job {
                 }
             }
         };
-        Outcome { event, audit }
+        Ok(Outcome { event, audit })
     }
 
-    async fn try_tool(&self, call: &Call, attempt: &Attempt) -> Tried {
+    /// # Errors
+    /// [`bench::Error::Full`]: a full disk is no fault of the run's, and what came of the try is not to be believed. It waits.
+    async fn try_tool(&self, call: &Call, attempt: &Attempt) -> Result<Tried, Error> {
         let start = self.clock.now();
         let mut audit = Vec::new();
         let done = async {
@@ -300,6 +309,7 @@ impl Job {
                     .run(&self.rules.registry, call, &self.rules.key(call.step), limit)
                     .await;
                 audit = ran.audit;
+                self.kill_at.at(Moment::AfterEffect, call.step);
                 let result = ran.result?;
                 let workspace = match call.effect {
                     ToolEffect::Workspace | ToolEffect::Idempotent | ToolEffect::External => {
@@ -316,11 +326,12 @@ impl Job {
             done
         };
         let done = done.await;
-        Tried {
+        self.benches.room(done.as_ref().err())?;
+        Ok(Tried {
             done,
             audit,
             duration: self.clock.now().since(start),
-        }
+        })
     }
 
     /// A bench that failed is no longer to be trusted: it goes, and the next attempt starts from the last committed tree.

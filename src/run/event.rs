@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::grounds::{Grounds, Mismatch};
 use crate::clock::Timestamp;
 use crate::error::Fault;
 use crate::ids::{ApprovalId, RunId};
@@ -42,6 +43,13 @@ pub enum Event {
         /// How long nothing happened, where that is so long that the model is told to look again (requirement E7).
         #[serde(default, skip_serializing_if = "Option::is_none")]
         stale: Option<Duration>,
+        /// What the run stands on, written down by its first driver.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        grounds: Option<Box<Grounds>>,
+    },
+    /// It is to go on, and not everything that it stands on is what it was (requirement E4). Held until somebody accepts that.
+    Withheld {
+        mismatches: Vec<Mismatch>,
     },
     /// The first entry of a child's own; those before it are its parent's.
     Forked(Forked),
@@ -140,6 +148,9 @@ pub enum Event {
     },
     Resumed {
         by: String,
+        /// What they knew to be different, and let it go on all the same.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        accepted: Vec<Mismatch>,
     },
     CancelRequested {
         by: String,
@@ -250,6 +261,7 @@ impl Event {
             | Self::OutcomeUnknown { .. }
             | Self::NotDone { .. }
             | Self::Claimed { .. }
+            | Self::Withheld { .. }
             | Self::ModelFailed { .. }
             | Self::ApprovalRequested { .. }
             | Self::ApprovalDecided { approved: true, .. }
@@ -280,6 +292,7 @@ impl Event {
             | Self::OutcomeUnknown { .. }
             | Self::NotDone { .. }
             | Self::Claimed { .. }
+            | Self::Withheld { .. }
             | Self::ModelReplied { .. }
             | Self::ModelFailed { .. }
             | Self::ApprovalRequested { .. }
@@ -300,6 +313,7 @@ impl Event {
         match self {
             Self::Submitted(_) => "submitted",
             Self::Claimed { .. } => "claimed",
+            Self::Withheld { .. } => "withheld",
             Self::Forked(_) => "forked",
             Self::OutcomeUnknown { .. } => "outcome_unknown",
             Self::NotDone { .. } => "not_done",

@@ -5,8 +5,10 @@
 //! - `session.rs`: the conversation, another projection of the same journal; `trail.rs`: what goes on the audit record;
 //! - `driver.rs`: claims a run, commits first, acts second; `decide.rs`: what the policy makes of a call;
 //! - `effects.rs`: performs model calls, tool calls, checks; `bench.rs`: a run's sandbox and working directory;
+//! - `grounds.rs`: what a run stands on, and whether it still does when it is to go on;
 //! - `fork.rs`: child runs from a checkpoint; `recording.rs`: a run as one file; `replay.rs`: what today's machine makes of it;
-//! - `service.rs`: what the outside asks: submit, watch, cancel, approve, …; `hub.rs` wakes those who watch.
+//! - `service.rs`: what the outside asks: submit, watch, cancel, approve, …; `hub.rs` wakes those who watch; `lease.rs` takes
+//!   over from a process that stands still.
 //!
 //! Must not know: gRPC, the command line. Owns no file format but its own events and checkpoints.
 
@@ -17,7 +19,9 @@ mod driver;
 mod effects;
 pub mod event;
 pub mod fork;
+pub mod grounds;
 pub mod hub;
+pub mod lease;
 pub mod recording;
 pub mod replay;
 pub mod service;
@@ -30,7 +34,7 @@ mod state_test;
 mod trail;
 mod world;
 
-pub use driver::Rest;
+pub use driver::{Rest, STALE_AFTER};
 pub use effects::Shop;
 pub use event::{Entry, Event};
 pub use service::Service;
@@ -124,6 +128,16 @@ pub enum Error {
         recorded: String,
         found: String,
     },
+    /// Never empty.
+    #[error(
+        "run `{run}` stands on what is no longer so: {}; let it go on all the same with --accept {}",
+        mismatches.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
+        mismatches.iter().map(|mismatch| mismatch.ground.name()).collect::<Vec<_>>().join(",")
+    )]
+    Incompatible {
+        run: RunId,
+        mismatches: Vec<grounds::Mismatch>,
+    },
     #[error(transparent)]
     Recording(#[from] recording::Error),
     #[error("run `{0}` has no journal")]
@@ -167,6 +181,7 @@ impl Error {
             | Self::Decided { .. }
             | Self::WrongState { .. }
             | Self::PolicyChanged { .. }
+            | Self::Incompatible { .. }
             | Self::UnknownVersion { .. }
             | Self::Diverged { .. } => Kind::WrongState,
             Self::Task(crate::task::Error::UnknownVersion { .. }) => Kind::WrongState,
@@ -196,6 +211,7 @@ impl Error {
             | Self::NoJournal(_)
             | Self::NoCall(_)
             | Self::PolicyChanged { .. }
+            | Self::Incompatible { .. }
             | Self::Recording(_)
             | Self::NoApproval(_)
             | Self::NothingToApprove { .. }
@@ -235,6 +251,9 @@ impl Error {
             Self::WrongState { .. } => "WRONG_STATE",
             Self::Diverged { .. } => "CHECKPOINT_DIVERGED",
             Self::PolicyChanged { .. } => "POLICY_CHANGED",
+            Self::Incompatible { mismatches, .. } => mismatches
+                .first()
+                .map_or("INCOMPATIBLE", |mismatch| mismatch.ground.reason()),
             Self::Recording(_) => "RECORDING",
         }
     }

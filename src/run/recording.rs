@@ -1,8 +1,14 @@
 //! A run as one file: JSON lines, the head first, then entries and checkpoints in the order in which they were written.
 //!
 //! Holds what the store holds of a run and nothing else: credentials are references there, and stay so. Workspaces are
-//! named by their tree, not carried.
+//! named by their tree; with [`Files`] they are carried, too, so that the run can be forked where it is taken in.
 
+use std::collections::BTreeMap;
+use std::io;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use futures::TryStreamExt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -12,6 +18,7 @@ use crate::audit;
 use crate::error::Kind;
 use crate::ids::{RunId, SessionId, TaskId, TraceId};
 use crate::store::{Checkpoint, Created, NewTask, Recorded, RunRecord, Store};
+use crate::workspace::{BlobId, Pool, Revision, TreeId};
 
 /// The version that this build writes.
 pub const FORMAT_VERSION: u32 = 1;
@@ -28,6 +35,74 @@ pub struct Recording {
     pub spec: Value,
     pub entries: Vec<Entry>,
     pub checkpoints: Vec<Checkpoint>,
+    pub files: Files,
+}
+
+/// What a recording carries besides, packed (zstd), by its address.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Files {
+    /// The workspace of each checkpoint, as a tar.
+    trees: BTreeMap<TreeId, Vec<u8>>,
+    /// Times of files, and outputs that were too long for a result.
+    blobs: BTreeMap<BlobId, Vec<u8>>,
+}
+
+impl Files {
+    /// # Errors
+    /// What is not in the store, or [`Error::TooLarge`].
+    async fn of(pool: &Pool, recording: &Recording) -> Result<Self, RunError> {
+        let mut files = Self::default();
+        let (mut left, empty) = (MAX_BYTES, pool.empty().await?);
+        for checkpoint in &recording.checkpoints {
+            let revision = super::state::of_checkpoint(&recording.run, checkpoint)?.workspace;
+            if let Some(times) = revision.times {
+                files.blobs.entry(times).or_default();
+            }
+            // There is no archive of nothing, and nothing is everywhere.
+            if revision.tree != empty && !files.trees.contains_key(&revision.tree) {
+                let without_times = Revision::from(revision.tree);
+                let pieces: Vec<Vec<u8>> = pool.archive(without_times).try_collect().await?;
+                files.trees.insert(revision.tree, packed(&pieces.concat(), &mut left)?);
+            }
+        }
+        let outputs = recording.entries.iter().filter_map(|entry| entry.event.result());
+        let outputs = outputs.filter_map(|result| result.data.get("artifact").and_then(Value::as_str));
+        files
+            .blobs
+            .extend(outputs.filter_map(|id| Some((id.parse().ok()?, Vec::new()))));
+        for (id, content) in &mut files.blobs {
+            *content = packed(&pool.artifact(*id).await?, &mut left)?;
+        }
+        Ok(files)
+    }
+
+    /// Puts everything into the store; what is not what its address says is refused.
+    async fn unpack(&self, pool: &Pool) -> Result<(), RunError> {
+        pool.empty().await?;
+        for (tree, tar) in &self.trees {
+            let pieces = futures::stream::iter([Ok::<_, io::Error>(tar.clone())]);
+            let found = pool.take_archive(pieces).await?.tree;
+            if found != *tree {
+                return Err(Error::Address(tree.to_string()).into());
+            }
+        }
+        for (id, content) in &self.blobs {
+            let address = || Error::Address(id.to_string());
+            let content = zstd::bulk::decompress(content, MAX_BYTES).map_err(|_| address())?;
+            if pool.put_artifact(content).await? != *id {
+                return Err(address().into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Packed, if it fits into what is left of the room for all.
+fn packed(content: &[u8], left: &mut usize) -> Result<Vec<u8>, Error> {
+    let packed = zstd::bulk::compress(content, 0).map_err(|_| Error::TooLarge)?;
+    // As it will stand in a line.
+    *left = left.checked_sub(packed.len().div_ceil(3) * 4).ok_or(Error::TooLarge)?;
+    Ok(packed)
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -41,6 +116,14 @@ enum Line {
     },
     Entry(Value),
     Checkpoint(Checkpoint),
+    Tree {
+        tree: TreeId,
+        tar: String,
+    },
+    Blob {
+        blob: BlobId,
+        content: String,
+    },
 }
 
 /// A file that is no recording, or not one of a run that can be taken in.
@@ -60,12 +143,21 @@ pub enum Error {
     Unfinished,
     #[error("the recording is empty")]
     Empty,
+    #[error("with its files the recording would be larger than {MAX_BYTES} bytes")]
+    TooLarge,
+    #[error("what the recording has for `{0}` is something else")]
+    Address(String),
+    #[error("line {line}: it is not base64")]
+    Base64 { line: usize },
 }
 
 impl Error {
     pub fn kind(&self) -> Kind {
         match self {
-            Self::Line { .. } | Self::Order { .. } | Self::Empty => Kind::Invalid,
+            Self::Line { .. } | Self::Order { .. } | Self::Empty | Self::Address(_) | Self::Base64 { .. } => {
+                Kind::Invalid
+            }
+            Self::TooLarge => Kind::Exhausted,
             Self::UnknownVersion { .. } | Self::Unfinished => Kind::WrongState,
         }
     }
@@ -90,6 +182,7 @@ impl Recording {
             spec: store.spec(&record.task).await?,
             entries,
             checkpoints,
+            files: Files::default(),
         })
     }
 
@@ -110,6 +203,14 @@ impl Recording {
                 lines.push(Line::Checkpoint(checkpoint.clone()));
             }
         }
+        lines.extend(self.files.trees.iter().map(|(tree, tar)| Line::Tree {
+            tree: *tree,
+            tar: STANDARD.encode(tar),
+        }));
+        lines.extend(self.files.blobs.iter().map(|(blob, content)| Line::Blob {
+            blob: *blob,
+            content: STANDARD.encode(content),
+        }));
         let text = lines
             .iter()
             .map(|line| serde_json::to_string(line).expect("a line is plain data") + "\n");
@@ -137,6 +238,7 @@ impl Recording {
             spec,
             entries: Vec::new(),
             checkpoints: Vec::new(),
+            files: Files::default(),
         };
         for (line, text) in lines {
             match serde_json::from_str(text).map_err(|source| Error::Line { line, source })? {
@@ -151,6 +253,14 @@ impl Recording {
                         return Err(Error::Order { line, reason });
                     }
                     recording.entries.push(entry);
+                }
+                Line::Tree { tree, tar } => {
+                    let tar = STANDARD.decode(tar).map_err(|_| Error::Base64 { line })?;
+                    recording.files.trees.insert(tree, tar);
+                }
+                Line::Blob { blob, content } => {
+                    let content = STANDARD.decode(content).map_err(|_| Error::Base64 { line })?;
+                    recording.files.blobs.insert(blob, content);
                 }
                 Line::Checkpoint(checkpoint) => {
                     if checkpoint.revision != recording.checkpoints.len() as u64 {
@@ -169,10 +279,17 @@ impl Recording {
 }
 
 impl Service {
-    /// A run as one file.
-    pub async fn record_of(&self, id: &str) -> Result<Recording, RunError> {
+    /// A run as one file; `with_workspace`: with the files of each checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub async fn record_of(&self, id: &str, with_workspace: bool) -> Result<Recording, RunError> {
         let record = self.find(id).await?;
-        Recording::of(self.shop().store.as_ref(), &record).await
+        let mut recording = Recording::of(self.shop().store.as_ref(), &record).await?;
+        if with_workspace {
+            recording.files = Files::of(self.workspaces(), &recording).await?;
+        }
+        Ok(recording)
     }
 
     /// Takes a recorded run in, under new ids. It has ended, so nothing drives it.
@@ -186,12 +303,15 @@ impl Service {
             spec,
             entries,
             checkpoints,
+            files,
             ..
         } = recording;
         let state = fold(&from, &entries)?;
         if !state.is_terminal() {
             return Err(Error::Unfinished.into());
         }
+        // Durable before the run that names them.
+        files.unpack(self.workspaces()).await?;
         let task = crate::task::Task::from_value(spec)?;
         let (mut entries, mut checkpoints) = (entries.into_iter(), checkpoints.into_iter());
         let (Some(first), Some(checkpoint)) = (entries.next(), checkpoints.next()) else {

@@ -6,6 +6,8 @@
 //!
 //! Pure: nothing is executed, sent or charged.
 
+use std::time::Duration;
+
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -137,12 +139,20 @@ impl Replay {
             | Event::ApprovalDecided { .. }
             | Event::PauseRequested { .. }
             | Event::Resumed { .. }
+            | Event::Withheld { .. }
             | Event::CancelRequested { .. }
             | Event::DeadlineReached) => Ok(event),
-            Event::Claimed { worker, fence, .. } => Ok(Event::Claimed {
+            Event::Claimed {
                 worker,
                 fence,
-                stale: driver::stale(state, entry.at),
+                stale,
+                grounds,
+            } => Ok(Event::Claimed {
+                worker,
+                fence,
+                grounds,
+                // How long is too long was that server's to say.
+                stale: stale.and_then(|_| driver::stale(state, entry.at, Duration::ZERO)),
             }),
             Event::ModelReplied {
                 step,

@@ -10,9 +10,11 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
+use super::decide::Rules;
 use super::driver::{self, Rest};
 use super::effects::Shop;
 use super::event::{Entry, Event, FORMAT_VERSION, Outcome, Submitted};
+use super::grounds::Ground;
 use super::session::Session;
 use super::state::{self, State};
 use super::{Error, commit};
@@ -32,6 +34,8 @@ const MAILBOX: Duration = Duration::from_millis(200);
 const HEADS: u64 = 25;
 /// How long a signal may take to be answered before the caller is told the state as it is.
 const ANSWER: Duration = Duration::from_secs(15);
+/// Seconds that a run whose host or store fails waits for its next try; the last for all that follow.
+const PAUSES: [u64; 8] = [1, 2, 5, 10, 30, 60, 120, 300];
 /// Entries read for a watcher at a time.
 const PAGE: usize = 256;
 
@@ -126,7 +130,18 @@ impl Service {
                 () = mailbox.read_mail() => {}
             }
         });
+        let watcher = service.clone();
+        service.0.tasks.spawn("owners", move |stop| async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = watcher.watch_owners() => {}
+            }
+        });
         Ok(service)
+    }
+
+    pub(super) fn owner(&self) -> &Owner {
+        &self.0.owner
     }
 
     pub fn workspaces(&self) -> &Pool {
@@ -378,6 +393,9 @@ impl Service {
     pub async fn signal(&self, id: &str, signal: Signal) -> Result<View, Error> {
         let before = self.view(id).await?;
         check_signal(&before, &signal)?;
+        if let Signal::Resume { accept, .. } = &signal {
+            self.check_grounds(&before, accept).await?;
+        }
         let signal = concrete(&before, signal);
         if before.record.is_terminal {
             return Ok(before);
@@ -407,6 +425,24 @@ impl Service {
         let now = self.view(id).await?;
         check_decided(&now, &signal)?;
         Ok(now)
+    }
+
+    /// Refuses to go on with a run whose grounds are not what they were (requirement E4).
+    async fn check_grounds(&self, view: &View, accept: &[Ground]) -> Result<(), Error> {
+        let (shop, task) = (&self.0.shop, &view.record.task);
+        let Some(recorded) = &view.state.grounds else {
+            return Ok(());
+        };
+        let rules = Rules::of(task.clone(), shop.store.spec(task).await?)?;
+        let mut mismatches = recorded.mismatches(&shop.grounds(&rules).await);
+        mismatches.retain(|mismatch| !accept.contains(&mismatch.ground));
+        match mismatches.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Incompatible {
+                run: view.record.run.clone(),
+                mismatches,
+            }),
+        }
     }
 
     /// Makes sure that somebody reads the run's inbox: its driver here, the process that owns it, or a new driver.
@@ -445,16 +481,32 @@ impl Service {
         });
     }
 
-    /// Drives a run until it rests. What may pass (a full disk, a store that is busy) is tried again, so that no run is
-    /// left "running" with nobody running it.
+    /// Drives a run until it rests. What may pass (a full disk, a store that is busy) is tried again for as long as it takes,
+    /// so that no run is left "running" with nobody running it; the longer nothing moves, the seldomer.
     async fn drive_to_rest(&self, run: &RunId, wake: &Arc<Notify>, stop: &CancellationToken) -> Option<Rest> {
-        let mut pauses = [1, 2, 5, 10, 30, 60, 120, 300].map(Duration::from_secs).into_iter();
+        let (mut tries, mut stood_at) = (0, None);
         loop {
             let error = match self.drive_in_turn(run, wake, stop).await {
+                Ok(Rest::Waiting(until)) => {
+                    let wait = until.since(self.0.shop.clock.now());
+                    tokio::select! {
+                        () = stop.cancelled() => return None,
+                        () = tokio::time::sleep(wait) => {}
+                        () = wake.notified() => {}
+                    }
+                    continue;
+                }
                 Ok(rest) => return Some(rest),
                 Err(error) => error,
             };
-            let pause = if error.may_pass() { pauses.next() } else { None };
+            let stands_at = self.0.shop.store.run(run).await.ok().map(|record| record.seq);
+            // A claim is one entry: more than that is progress.
+            let moved = stands_at.zip(stood_at).is_some_and(|(now, before)| now > before + 1);
+            (tries, stood_at) = (if moved { 0 } else { tries }, stands_at.or(stood_at));
+            let pause = error
+                .may_pass()
+                .then(|| Duration::from_secs(PAUSES[tries.min(PAUSES.len() - 1)]));
+            tries += 1;
             tracing::error!(%run, error = %crate::error::chain(&error), again_in = ?pause, "run not driven");
             tokio::select! {
                 () = stop.cancelled() => return None,

@@ -139,6 +139,7 @@ impl Session {
             | Event::CheckLost { .. }
             | Event::PauseRequested { .. }
             | Event::Resumed { .. }
+            | Event::Withheld { .. }
             | Event::CancelRequested { .. }
             | Event::DeadlineReached => {}
             Event::Ended {

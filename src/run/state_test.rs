@@ -100,6 +100,7 @@ impl Life {
             worker: "w".into(),
             fence: 1,
             stale: None,
+            grounds: None,
         }
     }
 
@@ -513,7 +514,10 @@ fn a5_an_ended_run_takes_nothing_more() {
             by: "p".into(),
             reason: String::new(),
         },
-        Event::Resumed { by: "p".into() },
+        Event::Resumed {
+            by: "p".into(),
+            accepted: Vec::new(),
+        },
         Event::DeadlineReached,
         Event::Ended { outcome },
     ] {
@@ -540,7 +544,10 @@ fn options(life: &Life, choice: u8) -> Vec<Event> {
             by: "p".into(),
             reason: String::new(),
         },
-        Event::Resumed { by: "p".into() },
+        Event::Resumed {
+            by: "p".into(),
+            accepted: Vec::new(),
+        },
     ];
     if choice == 255 {
         events.push(Event::CancelRequested {
@@ -745,7 +752,7 @@ proptest! {
                 Event::ToolLost { .. } | Event::ModelFailed { retry_in: Some(_), .. } | Event::ApprovalRequested { .. }));
             life.push(next.unwrap_or_else(|| match life.state.phase {
                 Phase::Queued if life.state.hold == Hold::Free => Life::claimed(),
-                _ => Event::Resumed { by: "p".into() },
+                _ => Event::Resumed { by: "p".into(), accepted: Vec::new() },
             }));
         }
         prop_assert!(life.state.is_terminal(), "stuck in {:?}", life.state);
@@ -764,6 +771,7 @@ fn d2_a_step_gets_the_shorter_of_its_limit_and_what_is_left() {
         worker: "w".into(),
         fence: 1,
         stale: None,
+        grounds: None,
     })
     .unwrap();
     // Claimed at second 2; there are 300 seconds.

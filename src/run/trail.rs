@@ -27,6 +27,7 @@ pub fn records(run: &RunRecord, session: &Session, entry: &Entry) -> Vec<Record>
             worker,
             fence,
             stale: _,
+            grounds: _,
         } => {
             vec![maker.record(
                 "server",
@@ -154,7 +155,17 @@ pub fn records(run: &RunRecord, session: &Session, entry: &Entry) -> Vec<Record>
             let details = json!({ "step": step, "attempt": attempt });
             vec![maker.record(&actor, "outcome.not_done", "ok", details)]
         }
-        Event::Resumed { by } => vec![maker.record(&person(by), "run.resumed", "ok", Value::Null)],
+        Event::Withheld { mismatches } => {
+            let details = json!({ "mismatches": mismatches });
+            vec![maker.record("server", "run.withheld", "refused", details)]
+        }
+        Event::Resumed { by, accepted } => {
+            let details = match accepted.is_empty() {
+                true => Value::Null,
+                false => json!({ "accepted": accepted }),
+            };
+            vec![maker.record(&person(by), "run.resumed", "ok", details)]
+        }
         Event::CancelRequested { by, reason } => {
             vec![maker.record(&person(by), "run.cancelled", "ok", json!({ "reason": reason }))]
         }

@@ -8,6 +8,7 @@
 mod ask;
 mod capture;
 mod command;
+mod company;
 mod driver;
 mod ended;
 mod handle;
@@ -21,6 +22,7 @@ pub use ask::{ExecInfo, Tell};
 pub(super) use ask::{dial, list, ping, release, tell};
 pub use capture::{Captured, Finished};
 pub use command::{Background, Command, GRACE, MAX_GRACE, Overflow, Stdin, TerminalSize};
+pub(super) use company::Company;
 pub(super) use driver::{Counters, attach, start};
 pub use ended::{Cause, Counts, EndReason, Ended, Pressure};
 pub use handle::{Closed, Control, Exec, Outputs};

@@ -16,6 +16,7 @@ pub mod identity;
 pub mod image;
 pub mod kernel;
 mod life;
+pub mod mould;
 mod mountinfo;
 pub mod reconcile;
 pub mod seccomp;
@@ -25,7 +26,7 @@ pub mod strays;
 pub mod verify;
 pub mod walls;
 
-pub use backend::{Backend, Capabilities, Handle, Owned};
+pub use backend::{Backend, Capabilities, Doomed, Handle, Owned};
 pub use exec::{
     Background, Captured, Cause, Command, Control, EndReason, Ended, Exec, ExecInfo, Finished, Offsets, Output,
     Overflow, Piece, Stdin, Tell, TerminalSize,
@@ -33,7 +34,9 @@ pub use exec::{
 pub use files::Files;
 pub use life::Life;
 pub use session::Sandbox;
-pub use spec::{BackendName, Identity, ImageRef, InvalidImage, Isolation, Limits, Mount, RESERVED, Spec, Usage};
+pub use spec::{
+    BackendName, Identity, ImageRef, InvalidImage, Isolation, Limits, Losses, Mount, RESERVED, Spec, Usage,
+};
 
 use crate::error::Kind;
 use crate::ids::{ExecId, SandboxId};
@@ -109,7 +112,7 @@ impl Error {
         match self {
             Self::Unsupported { .. } | Self::Breached(_) => Kind::WrongState,
             // No process, no descriptor or no memory was left for it: nothing is wrong with what was asked.
-            Self::NotStarted { code, .. } if code == "limit" => Kind::Exhausted,
+            Self::NotStarted { code, .. } | Self::File { code, .. } if code == "limit" => Kind::Exhausted,
             Self::Image { .. } | Self::NotStarted { .. } | Self::File { .. } => Kind::Invalid,
             Self::NotFound(_) | Self::NoExec(_) => Kind::NotFound,
             Self::OutputDropped { .. } => Kind::WrongState,

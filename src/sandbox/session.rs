@@ -3,6 +3,7 @@
 //! Knows the order of things and how to undo them; how each is done is the backend's.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -10,10 +11,11 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::backend::Still;
+use super::backend::{Doomed, Still};
 use super::exec::{self, Background, Counters, EndReason, ExecInfo, GRACE, Offsets, Overflow, Place, Stdin, Tell};
 use super::files::Files;
-use super::{Backend, Command, Error, Exec, Finished, Handle, Identity, Isolation, Life, Limits, Spec, Usage};
+use super::mould::Mould;
+use super::{Backend, Command, Error, Exec, Finished, Handle, Identity, Isolation, Life, Limits, Spec, Usage, verify};
 use crate::ids::{ExecId, SandboxId};
 use crate::wire::{self, EnvVar, Rlimit};
 
@@ -57,14 +59,41 @@ impl Sandbox {
 
     async fn up(backend: Arc<dyn Backend>, sandbox: Handle, spec: Spec, filter: Vec<u8>) -> Result<Self, Error> {
         let place = place(backend, sandbox, &spec);
+        let sandbox = Self { place, spec, filter };
         let up = async {
-            place.backend.start(&place.sandbox).await?;
-            first_word(&place).await
+            sandbox.place.backend.start(&sandbox.place.sandbox).await?;
+            sandbox.look_at_a_program().await
         };
         match up.await {
-            Ok(()) => Ok(Self { place, spec, filter }),
-            Err(cause) => Err(cause.after(place.backend.destroy(&place.sandbox.id).await)),
+            Ok(()) => Ok(sandbox),
+            Err(cause) => {
+                // Of one that has ended meanwhile nothing can be read back: that is no wall that did not take.
+                let cause = match cause {
+                    Error::Breached(breaches) => sandbox.ping().await.err().unwrap_or(Error::Breached(breaches)),
+                    other => other,
+                };
+                Err(cause.after(sandbox.destroy().await))
+            }
         }
+    }
+
+    /// The guest's first word; where the host sees programs, in the form of one that does nothing (the file plane, for which no image need
+    /// have a file), whose walls are read back. Promise 3.
+    async fn look_at_a_program(&self) -> Result<(), Error> {
+        let backend = &self.place.backend;
+        let programs = match self.spec.isolation {
+            Isolation::Container => backend.programs(&self.place.sandbox).await?,
+            // The host sees their kernel, and its walls the backend has read back.
+            Isolation::Gvisor | Isolation::Microvm => None,
+        };
+        let Some(group) = programs else {
+            return self.ping().await;
+        };
+        let exec = match timeout(FIRST_WORD, self.file_exec(None)).await {
+            Ok(exec) => exec?,
+            Err(_) => return Err(self.place.lost(format!("it said nothing within {FIRST_WORD:?}"))),
+        };
+        verify::program(&group, exec.pid(), self.spec.identity.host_uid()).map_err(Error::Breached)
     }
 
     /// Takes over a sandbox that an earlier process made and that is still up: `handle` as its backend gave it then.
@@ -79,7 +108,10 @@ impl Sandbox {
 
     /// As [`Sandbox::adopt`], of one that may be frozen and could not answer.
     pub fn known(backend: Arc<dyn Backend>, handle: Handle, spec: Spec, filter: Vec<u8>) -> Self {
-        let place = place(backend, handle, &spec);
+        let place = Place {
+            company: exec::Company::unknown(),
+            ..place(backend, handle, &spec)
+        };
         Self { place, spec, filter }
     }
 
@@ -106,6 +138,19 @@ impl Sandbox {
     /// [`Error::NotStarted`] when there is no such program, directory or user, and the like. Whatever the command does is not
     /// an error but an end.
     pub async fn exec(&self, command: Command) -> Result<Exec, Error> {
+        self.begin(command, None).await
+    }
+
+    /// As [`Self::exec`], but what runs is no program: the process goes on as the one that `mould` was taken of, with the
+    /// rights, limits and filter of any command. `command.argv` is but told of, and its variables are not seen.
+    ///
+    /// # Errors
+    /// [`Error::NotStarted`] with `not_cast` where that cannot be.
+    pub async fn cast(&self, command: Command, mould: &Mould) -> Result<Exec, Error> {
+        self.begin(command, Some(mould)).await
+    }
+
+    async fn begin(&self, command: Command, mould: Option<&Mould>) -> Result<Exec, Error> {
         let cwd = self.directory(command.cwd.as_deref());
         let exec = wire::Exec {
             env: self.environment(&cwd, &command),
@@ -119,10 +164,12 @@ impl Sandbox {
             keep_background: command.background == Background::Keep,
             drop_oldest: command.overflow == Overflow::Drop,
             detachable: command.detachable,
+            mould: mould.map(|mould| mould.plan().clone()),
             ..self.bare_exec(cwd)
         };
         let id = command.id.unwrap_or_else(ExecId::random);
-        exec::start(self.place.clone(), id, exec, command.stdin, Counters::Read).await
+        let memory = mould.map(AsFd::as_fd);
+        exec::start(self.place.clone(), id, exec, command.stdin, Counters::Read, memory).await
     }
 
     /// Goes on with a detachable exec that runs, or that ended and was not released: its output from just these offsets, its
@@ -142,6 +189,14 @@ impl Sandbox {
     /// Says one word to a detachable exec, attached or not; whether it runs.
     pub async fn tell(&self, id: &ExecId, word: Tell) -> Result<bool, Error> {
         exec::tell(&self.place, id, word).await
+    }
+
+    /// The number that the host has for a process, which is `pid` inside.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the host does not see the sandbox's processes.
+    pub(super) async fn process(&self, pid: u32) -> Result<i32, Error> {
+        self.place.backend.process(&self.place.sandbox, pid).await
     }
 
     /// Lets the guest forget a detachable exec that ended: its end was heard. It forgets by itself after some minutes.
@@ -183,6 +238,17 @@ impl Sandbox {
         self.place.backend.freeze(&self.place.sandbox, false).await
     }
 
+    /// Whether there is certainly no process in it but its guest's. To be asked while it stands still.
+    pub async fn is_alone(&self) -> bool {
+        let group = self.place.backend.programs(&self.place.sandbox).await;
+        match group {
+            // No program has the guest's user, and the guest is always there.
+            Ok(Some(group)) => group.users().is_ok_and(|users| users.len() == 1),
+            Ok(None) => self.usage().await.is_ok_and(|usage| usage.pids == 1),
+            Err(_) => false,
+        }
+    }
+
     /// Asks the guest whether it is there.
     ///
     /// # Errors
@@ -198,6 +264,11 @@ impl Sandbox {
 
     pub fn spec(&self) -> &Spec {
         &self.spec
+    }
+
+    /// Sees to it that nothing in it runs on (see [`Backend::doom`]).
+    pub async fn doom(&self) -> Result<Doomed, Error> {
+        self.place.backend.doom(&self.place.sandbox).await
     }
 
     /// Ends every process, asking first where `grace` allows; its files stay until [`Sandbox::destroy`].
@@ -233,7 +304,15 @@ impl Sandbox {
             timeout_ms: limit.map_or(0, |limit| limit.as_millis() as u64),
             ..self.bare_exec(self.directory(None))
         };
-        exec::start(self.place.clone(), ExecId::random(), exec, Stdin::Open, Counters::Spare).await
+        exec::start(
+            self.place.clone(),
+            ExecId::random(),
+            exec,
+            Stdin::Open,
+            Counters::Spare,
+            None,
+        )
+        .await
     }
 
     /// Where the range of users that programs may be begins.
@@ -329,6 +408,7 @@ fn place(backend: Arc<dyn Backend>, sandbox: Handle, spec: &Spec) -> Place {
         memory_limit_bytes: spec.limits.memory_bytes,
         pids_limit: spec.limits.pids.into(),
         ending: Arc::new(OnceLock::new()),
+        company: exec::Company::default(),
     }
 }
 

@@ -273,6 +273,22 @@ pub struct Usage {
     pub cpu_us: u64,
 }
 
+/// The part of [`Usage`] that every command is judged by. Both only grow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Losses {
+    pub oom_kills: u64,
+    pub pids_refused: u64,
+}
+
+impl From<Usage> for Losses {
+    fn from(usage: Usage) -> Self {
+        Self {
+            oom_kills: usage.oom_kills,
+            pids_refused: usage.pids_refused,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

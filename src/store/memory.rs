@@ -51,9 +51,9 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Run {
     record: RunRecord,
-    pub(super) entries: Vec<String>,
+    pub(crate) entries: Vec<String>,
     /// By revision.
-    pub(super) checkpoints: BTreeMap<u64, String>,
+    pub(crate) checkpoints: BTreeMap<u64, String>,
     inbox: BTreeMap<u64, String>,
 }
 

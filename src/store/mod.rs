@@ -143,6 +143,9 @@ pub enum Signal {
     },
     Resume {
         by: String,
+        /// Differences that do not matter to whoever resumes.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        accept: Vec<crate::run::grounds::Ground>,
     },
     Cancel {
         by: String,

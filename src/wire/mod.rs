@@ -2,8 +2,10 @@
 //!
 //! Owns: the frame limit, the generation number, encoding and decoding. Knows nothing of sockets' owners, sandboxes or
 //! policies. The messages themselves are documented in `proto/exuvia/guest/v1/guest.proto`. Where no socket reaches the guest,
-//! `mux` carries all connections over one pair of pipes, and `pump` moves its bytes.
+//! `mux` carries all connections over one pair of pipes, and `pump` moves its bytes; `line` is for pipes whose far end can be
+//! another one after a break.
 
+pub mod line;
 pub mod mux;
 pub mod pump;
 

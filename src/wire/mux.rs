@@ -16,6 +16,7 @@
 //! | paused | guest | – | the last frame until `resume` |
 //! | resume | host | 0 or 1 | go on; 1 = the host is another: its predecessor's connections have no peer any more |
 //! | end | host | – | end the sandbox |
+//! | deaf | guest | – | nothing is understood until a new host begins (only over a [`super::line`]) |
 //!
 //! **No deadlock**: what comes in is always taken, as each connection holds at most [`WINDOW`] bytes of it; it waits for its own
 //! reader alone. **Bounded**: by [`CONNECTIONS`] times [`WINDOW`], and [`OUTBOX`] for what waits to go out.
@@ -63,6 +64,7 @@ pub enum News {
     Paused,
     Resume { is_new_host: bool },
     End,
+    Deaf,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,11 +80,12 @@ enum Kind {
     Resume,
     End,
     Resumed,
+    Deaf,
 }
 
 impl Kind {
     fn of(byte: u8) -> Option<Self> {
-        const ALL: [Kind; 10] = [
+        const ALL: [Kind; 11] = [
             Kind::Open,
             Kind::Data,
             Kind::Credit,
@@ -93,6 +96,7 @@ impl Kind {
             Kind::Resume,
             Kind::End,
             Kind::Resumed,
+            Kind::Deaf,
         ];
         ALL.into_iter().find(|kind| *kind as u8 == byte)
     }
@@ -305,6 +309,22 @@ impl Mux {
         std::mem::take(&mut self.connections).into_keys().collect()
     }
 
+    /// Guest: another host has begun, without a word from the one before, and awaits this. All that was before is gone;
+    /// returns the connections that there were.
+    pub fn begin(&mut self, word: &[u8]) -> Vec<u32> {
+        self.inbox.clear();
+        self.outbox.clear();
+        self.is_paused = false;
+        self.last = 0;
+        self.outbox.extend(word);
+        std::mem::take(&mut self.connections).into_keys().collect()
+    }
+
+    /// Guest: nothing of what comes is understood.
+    pub fn deaf(&mut self) {
+        self.put(Kind::Deaf, 0, 0);
+    }
+
     /// Host: the sandbox is to end.
     pub fn end_all(&mut self) {
         self.put(Kind::End, 0, 0);
@@ -373,7 +393,9 @@ impl Mux {
             Kind::Open | Kind::Pause | Kind::Resume | Kind::End if !is_guest => {
                 return Err(Violation("a frame that only the host may send"));
             }
-            Kind::Paused | Kind::Resumed if is_guest => return Err(Violation("a frame that only the guest may send")),
+            Kind::Paused | Kind::Resumed | Kind::Deaf if is_guest => {
+                return Err(Violation("a frame that only the guest may send"));
+            }
             Kind::Open if id <= self.last => return Err(Violation("a connection's number used twice")),
             Kind::Open => {
                 self.last = id;
@@ -385,6 +407,7 @@ impl Mux {
             }
             Kind::Pause => return Ok(Some(News::Pause)),
             Kind::Paused => return Ok(Some(News::Paused)),
+            Kind::Deaf => return Ok(Some(News::Deaf)),
             Kind::Resumed => self.awaits_resumed = false,
             Kind::Resume => {
                 return Ok(Some(News::Resume {
@@ -424,7 +447,7 @@ impl Mux {
             }
             Kind::Eof => connection.incoming = Incoming::Ended,
             Kind::Close => connection.incoming = Incoming::Closed,
-            Kind::Open | Kind::Pause | Kind::Paused | Kind::Resume | Kind::Resumed | Kind::End => {}
+            Kind::Open | Kind::Pause | Kind::Paused | Kind::Resume | Kind::Resumed | Kind::End | Kind::Deaf => {}
         }
         Ok(())
     }

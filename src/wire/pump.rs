@@ -13,6 +13,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use super::line::{Heard, Packets};
 use super::mux::{Incoming, Mux, News, Side};
 
 /// Bytes read from the other end at a time.
@@ -26,6 +27,8 @@ pub struct Pump {
     to: std::fs::File,
     peers: BTreeMap<u32, Peer>,
     is_lost: bool,
+    /// Guest: where the host may be another without a word.
+    packets: Option<Packets>,
 }
 
 #[derive(Debug)]
@@ -43,6 +46,8 @@ pub struct Turn {
     pub news: Vec<News>,
     /// Which of the caller's descriptors are ready, in its order.
     pub ready: Vec<bool>,
+    /// Sockets of connections whose host has died; see [`Pump::expect_breaks`].
+    pub orphans: Vec<UnixStream>,
 }
 
 impl Pump {
@@ -59,7 +64,13 @@ impl Pump {
             to: to.into(),
             peers: BTreeMap::new(),
             is_lost: false,
+            packets: None,
         })
+    }
+
+    /// Guest: what comes is a [`super::line`].
+    pub fn expect_breaks(&mut self) {
+        self.packets = Some(Packets::default());
     }
 
     /// Whether the other end is gone.
@@ -132,11 +143,11 @@ impl Pump {
         let streams_ready = fds[streams..locals].iter().any(|fd| !found(fd).is_empty());
         let locals: Vec<(u32, PollFlags)> = polled.into_iter().zip(fds[locals..].iter().map(found)).collect();
         let mut turn = Turn {
-            news: Vec::new(),
             ready,
+            ..Turn::default()
         };
         if streams_ready {
-            turn.news = self.hear()?;
+            self.hear(&mut turn)?;
         }
         for (id, events) in locals {
             if !events.is_empty() {
@@ -154,18 +165,51 @@ impl Pump {
     }
 
     /// Reads from the other end.
-    fn hear(&mut self) -> io::Result<Vec<News>> {
+    fn hear(&mut self, turn: &mut Turn) -> io::Result<()> {
         let mut buffer = vec![0; READ];
         match self.from.read(&mut buffer) {
             Ok(0) => self.lose(),
             Ok(got) => {
+                if self.packets.is_some() {
+                    self.unpack(&buffer[..got], turn);
+                    return Ok(());
+                }
                 let heard = self.mux.receive(&buffer[..got]);
-                return heard.map_err(|violation| io::Error::new(ErrorKind::InvalidData, violation));
+                turn.news = heard.map_err(|violation| io::Error::new(ErrorKind::InvalidData, violation))?;
             }
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(_) => self.lose(),
         }
-        Ok(Vec::new())
+        Ok(())
+    }
+
+    /// Takes what came over a line that breaks.
+    fn unpack(&mut self, bytes: &[u8], turn: &mut Turn) {
+        let Some(packets) = &mut self.packets else { return };
+        let mut is_deaf = false;
+        for heard in packets.take(bytes) {
+            match heard {
+                Heard::Bytes(_) if is_deaf => {}
+                Heard::Bytes(bytes) => match self.mux.receive(&bytes) {
+                    Ok(news) => turn.news.extend(news),
+                    // Of a host that has died: it was on its way when the new one began.
+                    Err(_) => is_deaf = true,
+                },
+                Heard::Garbled => is_deaf = true,
+                Heard::Hail(word) => {
+                    is_deaf = false;
+                    // Nobody waits for what the one before had asked for.
+                    turn.news.clear();
+                    for id in self.mux.begin(&word) {
+                        turn.orphans.extend(self.peers.remove(&id).map(|peer| peer.socket));
+                    }
+                }
+            }
+        }
+        if is_deaf {
+            packets.stop_listening();
+            self.mux.deaf();
+        }
     }
 
     /// Writes to the other end, as much as it takes.

@@ -196,7 +196,7 @@ impl Trees {
                 let is_link = meta.file_type == FileType::Symlink;
                 Ok(is_link && folder.read_link(name).map_err(|e| Error::io("read", path, e))? == *target)
             }
-            Node::File { mode, size, blob } => {
+            Node::File { mode, size, blob, .. } => {
                 if (meta.file_type, meta.mode, meta.size) != (FileType::File, *mode, *size) {
                     return Ok(false);
                 }

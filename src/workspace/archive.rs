@@ -1,5 +1,7 @@
 //! A tree as a tar stream.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io::{self, Write};
 
 use tar::{Builder, EntryType, Header};
@@ -15,14 +17,26 @@ const FIELD: usize = 100;
 
 impl Trees {
     /// Writes a revision as a GNU tar: parents first, names in byte order, owner 0, times in whole seconds. One revision
-    /// gives one stream, byte for byte.
+    /// gives one stream, byte for byte. Extended attributes are written as pax headers of the usual kind
+    /// (`SCHILY.xattr.`), further names of one file as hard links.
     ///
     /// # Errors
     /// [`Error::Sink`] when `out` fails; [`Error::Missing`] or [`Error::Damaged`], with a stream that is cut.
     pub fn write_tar(&self, revision: impl Into<Revision>, out: &mut dyn Write) -> Result<(), Error> {
         let revision = revision.into();
         let mut builder = Builder::new(out);
-        self.tar_folder(&mut builder, &mut Vec::new(), revision.tree, revision.times)?;
+        let links = self.links(self.tree(revision.tree)?.links())?;
+        let mut firsts = Firsts {
+            groups: links.by_path(),
+            first: HashMap::new(),
+        };
+        self.tar_folder(
+            &mut builder,
+            &mut Vec::new(),
+            revision.tree,
+            revision.times,
+            &mut firsts,
+        )?;
         builder.finish().map_err(Error::Sink)
     }
 
@@ -32,6 +46,7 @@ impl Trees {
         path: &mut Vec<u8>,
         tree: TreeId,
         times: Option<BlobId>,
+        firsts: &mut Firsts<'_>,
     ) -> Result<(), Error> {
         let tree = self.tree(tree)?;
         let times = self.times(times, &tree)?;
@@ -44,18 +59,32 @@ impl Trees {
             header.set_size(0);
             header.set_mtime(u64::try_from(time.mtime / 1_000_000_000).unwrap_or(0));
             match &entry.node {
-                Node::File { mode, size, blob } => {
+                Node::File {
+                    mode,
+                    size,
+                    blob,
+                    attributes,
+                } => {
                     header.set_mode(u32::from(*mode));
+                    if let Some(first) = firsts.meet(path, &entry.node) {
+                        header.set_entry_type(EntryType::Link);
+                        set_target(tar, &mut header, &first)?;
+                        append(tar, &mut header, path, io::empty())?;
+                        path.truncate(before);
+                        continue;
+                    }
+                    self.tar_attributes(tar, *attributes)?;
                     header.set_entry_type(EntryType::Regular);
                     header.set_size(*size);
                     let reader = self.blobs.reader(*blob)?;
                     append(tar, &mut header, path, reader)?;
                 }
-                Node::Directory { mode, tree } => {
+                Node::Directory { mode, tree, attributes } => {
                     header.set_mode(u32::from(*mode));
+                    self.tar_attributes(tar, *attributes)?;
                     header.set_entry_type(EntryType::Directory);
                     append(tar, &mut header, path, io::empty())?;
-                    self.tar_folder(tar, path, *tree, time.inner)?;
+                    self.tar_folder(tar, path, *tree, time.inner, firsts)?;
                 }
                 Node::Symlink { target } => {
                     header.set_mode(0o777);
@@ -67,6 +96,55 @@ impl Trees {
             path.truncate(before);
         }
         Ok(())
+    }
+
+    /// Says the extended attributes of the entry that follows.
+    fn tar_attributes(&self, tar: &mut Builder<&mut dyn Write>, attributes: Option<BlobId>) -> Result<(), Error> {
+        let attributes = self.attributes(attributes)?;
+        let mut records = Vec::new();
+        for (name, value) in &attributes.0 {
+            let body = [b" SCHILY.xattr.", name.as_slice(), b"=", value, b"\n"].concat();
+            // The record's length counts its own digits.
+            let mut length = body.len() + 1;
+            while length != body.len() + length.to_string().len() {
+                length = body.len() + length.to_string().len();
+            }
+            records.extend_from_slice(length.to_string().as_bytes());
+            records.extend_from_slice(&body);
+        }
+        if records.is_empty() {
+            return Ok(());
+        }
+        let mut header = Header::new_ustar();
+        header.set_path("pax").map_err(Error::Sink)?;
+        header.set_entry_type(EntryType::XHeader);
+        header.set_mode(0o644);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        header.set_size(records.len() as u64);
+        header.set_cksum();
+        tar.append(&header, records.as_slice()).map_err(Error::Sink)
+    }
+}
+
+/// Which of the names of one file was written first.
+struct Firsts<'a> {
+    groups: HashMap<&'a [u8], usize>,
+    first: HashMap<usize, (Vec<u8>, Node)>,
+}
+
+impl Firsts<'_> {
+    /// The name under which this very file was written before.
+    fn meet(&mut self, path: &[u8], node: &Node) -> Option<Vec<u8>> {
+        let group = *self.groups.get(path)?;
+        match self.first.entry(group) {
+            Entry::Occupied(first) => (first.get().1 == *node).then(|| first.get().0.clone()),
+            Entry::Vacant(place) => {
+                place.insert((path.to_vec(), node.clone()));
+                None
+            }
+        }
     }
 }
 

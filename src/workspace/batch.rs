@@ -1,35 +1,53 @@
 //! Many blobs made durable by one pass over the disk.
 //!
-//! Blobs are staged under other names; `commit` writes the file system out (`syncfs`), moves them to their own names and
+//! Small blobs are gathered in packs (`packs.rs`), or have files of their own where they are few. All are staged under other names; `commit` writes the file system out (`syncfs`), moves them to their own names and
 //! writes it out again. So a blob under its own name always has its content on the disk, and after `commit` the name is
 //! there too. A batch also relies on blobs that it found stored: another process may just have moved those, so their
 //! names are covered by the same second pass. Dropped without `commit`, nothing of it is left.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
 use super::blobs::{Blobs, FORMAT_VERSION, HEADER, MAGIC, RAW, ZSTD};
 use super::error::Error;
+use super::folder::{date_now, tick};
 use super::id::BlobId;
+use super::packs::Packing;
 
 /// Content up to this size is hashed and packed in memory.
 const IN_MEMORY: usize = 1 << 20;
 /// Content below this size is never packed: a disk block is no smaller.
 const WORTH_PACKING: usize = 512;
 const LEVEL: i32 = 1;
+/// A blob whose file would have at most so many bytes goes into a pack,
+pub(super) const SMALL: usize = 32 << 10;
+/// if there are at least so many of them,
+const MANY: usize = 8;
+/// and a pack of at least so many bytes is full.
+const FULL: usize = 8 << 20;
+/// A blob that is found stored is dated anew when it is older than this (nanoseconds): less than any grace period.
+const FRESH: i64 = 60 * 1_000_000_000;
 
 /// Blobs that become durable together.
 pub struct Batch {
     blobs: Blobs,
     staging: Option<TempDir>,
     staged: HashMap<BlobId, PathBuf>,
+    packing: Packing,
+    packed: HashSet<BlobId>,
+    /// Full packs: where they are staged, and their names.
+    packs: Vec<(PathBuf, String)>,
     streamed: u64,
     relies_on_stored: bool,
+    /// Keeps a collector away while this is open; and when that was.
+    lock: Option<(File, i64)>,
+    /// Files that need not be looked at again for their age.
+    dated: HashSet<PathBuf>,
     packer: Option<zstd::bulk::Compressor<'static>>,
     buffer: Vec<u8>,
 }
@@ -40,8 +58,13 @@ impl Batch {
             blobs,
             staging: None,
             staged: HashMap::new(),
+            packing: Packing::default(),
+            packed: HashSet::new(),
+            packs: Vec::new(),
             streamed: 0,
             relies_on_stored: false,
+            lock: None,
+            dated: HashSet::new(),
             packer: None,
             buffer: Vec::new(),
         }
@@ -61,13 +84,46 @@ impl Batch {
             Some(packed) => (ZSTD, packed.as_slice()),
             None => (RAW, bytes),
         };
-        let path = self.staging()?.join(id.to_string());
         let mut whole = Vec::with_capacity(HEADER + content.len());
         whole.extend_from_slice(&header(codec, bytes.len() as u64));
         whole.extend_from_slice(content);
+        if whole.len() <= SMALL {
+            self.packing.add(id, &whole);
+            self.packed.insert(id);
+            if self.packing.size() >= FULL {
+                self.stage_pack()?;
+            }
+        } else {
+            self.stage(id, &whole)?;
+        }
+        Ok(id)
+    }
+
+    fn stage(&mut self, id: BlobId, whole: &[u8]) -> Result<(), Error> {
+        let path = self.staging()?.join(id.to_string());
         fs::write(&path, whole).map_err(writing(&path))?;
         self.staged.insert(id, path);
-        Ok(id)
+        Ok(())
+    }
+
+    fn stage_pack(&mut self) -> Result<(), Error> {
+        let (name, bytes) = std::mem::take(&mut self.packing).finish();
+        let path = self.staging()?.join(format!("{name}.pack"));
+        fs::write(&path, bytes).map_err(writing(&path))?;
+        self.packs.push((path, name));
+        Ok(())
+    }
+
+    /// Stages the small blobs that are left, in the form that suits their number.
+    fn stage_small(&mut self) -> Result<(), Error> {
+        if self.packing.len() >= MANY {
+            return self.stage_pack();
+        }
+        let packing = std::mem::take(&mut self.packing);
+        for (id, whole) in packing.blobs() {
+            self.stage(id, whole)?;
+        }
+        Ok(())
     }
 
     /// Adds what `reader` gives, of at most `limit` bytes. Memory use does not grow with it.
@@ -133,11 +189,16 @@ impl Batch {
     /// # Errors
     /// [`Error::Io`] when the disk refuses; then none, some or all of it is stored, and no caller may count on it.
     pub fn commit(mut self) -> Result<(), Error> {
-        if self.staged.is_empty() && !self.relies_on_stored {
+        self.stage_small()?;
+        let is_new = !(self.staged.is_empty() && self.packs.is_empty());
+        if !is_new && !self.relies_on_stored {
             return Ok(());
         }
-        if !self.staged.is_empty() {
+        if is_new {
             self.blobs.sync()?;
+        }
+        for (staged, name) in std::mem::take(&mut self.packs) {
+            fs::rename(&staged, self.blobs.packs().path(&name)).map_err(writing(&staged))?;
         }
         for (id, staged) in std::mem::take(&mut self.staged) {
             let path = self.blobs.path(&id);
@@ -154,12 +215,35 @@ impl Batch {
     }
 
     fn is_known(&mut self, id: BlobId) -> Result<bool, Error> {
-        if self.staged.contains_key(&id) {
+        if self.staged.contains_key(&id) || self.packed.contains(&id) {
             return Ok(true);
         }
-        let stored = self.blobs.contains(id)?;
-        self.relies_on_stored |= stored;
-        Ok(stored)
+        let opened = self.hold()?;
+        let Some(path) = self.blobs.stored(id)? else {
+            return Ok(false);
+        };
+        self.relies_on_stored = true;
+        if !self.dated.contains(&path) {
+            let meta = fs::metadata(&path).map_err(writing(&path))?;
+            if meta.mtime().saturating_mul(1_000_000_000) < opened - FRESH {
+                date_now(&path).map_err(writing(&path))?;
+            }
+            self.dated.insert(path);
+        }
+        Ok(true)
+    }
+
+    /// Keeps a collector away from here on; gives the time when that began.
+    fn hold(&mut self) -> Result<i64, Error> {
+        if let Some((_, opened)) = &self.lock {
+            return Ok(*opened);
+        }
+        let lock = self.blobs.sweep_lock()?;
+        let failed = |e| Error::io("lock", b"sweep.lock", e);
+        lock.lock_shared().map_err(failed)?;
+        let opened = tick().map_err(failed)?;
+        self.lock = Some((lock, opened));
+        Ok(opened)
     }
 
     /// The packed form, where it is at least an eighth smaller.

@@ -1,4 +1,5 @@
-//! Blobs on the local disk: `ab/cdef…` under one directory, found by the blake3 of their content.
+//! Blobs on the local disk, found by the blake3 of their content: `ab/cdef…` under one directory, or in a pack with other
+//! small ones (`packs.rs`).
 //!
 //! A file is `"EXB" version:u8 codec:u8 size:u64` (little-endian) and then the content, as it is or as one zstd frame.
 //! Promises: a blob that is there under its name is whole and on the disk (see `batch.rs`); what is read is verified
@@ -16,6 +17,7 @@ use super::batch::Batch;
 use super::error::Error;
 use super::folder::Folder;
 use super::id::BlobId;
+use super::packs::Packs;
 
 pub(super) const FORMAT_VERSION: u8 = 1;
 pub(super) const MAGIC: &[u8; 3] = b"EXB";
@@ -33,6 +35,7 @@ pub struct Blobs {
 struct Shared {
     root: PathBuf,
     folder: Folder,
+    packs: Packs,
     /// Held, shared, for as long as the store is open.
     _lock: File,
 }
@@ -61,10 +64,14 @@ impl Blobs {
             lock.unlock().map_err(failed("lock"))?;
         }
         lock.lock_shared().map_err(failed("lock"))?;
-        let root = root.to_owned();
-        let _lock = lock;
+        let packs = Packs::open(root.join("packs"))?;
         Ok(Self {
-            shared: Arc::new(Shared { root, folder, _lock }),
+            shared: Arc::new(Shared {
+                root: root.to_owned(),
+                folder,
+                packs,
+                _lock: lock,
+            }),
         })
     }
 
@@ -122,11 +129,7 @@ impl Blobs {
     /// # Errors
     /// [`Error::Missing`], [`Error::Damaged`], [`Error::UnknownVersion`].
     pub fn reader(&self, id: BlobId) -> Result<Reader, Error> {
-        let mut file = match File::open(self.path(&id)) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Error::Missing(id)),
-            Err(error) => return Err(Error::io("open", self.path(&id).as_os_str().as_encoded_bytes(), error)),
-        };
+        let mut file = self.file(id)?;
         let damaged = |reason: &str| Error::Damaged {
             id,
             reason: reason.to_owned(),
@@ -164,13 +167,71 @@ impl Blobs {
         Ok(reader)
     }
 
-    pub fn contains(&self, id: BlobId) -> Result<bool, Error> {
-        let path = self.path(&id);
-        match fs::symlink_metadata(&path) {
-            Ok(meta) => Ok(meta.len() >= HEADER as u64),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(Error::io("look at", path.as_os_str().as_encoded_bytes(), error)),
+    /// The bytes of a blob's own file, wherever they lie.
+    fn file(&self, id: BlobId) -> Result<Box<dyn Read + Send>, Error> {
+        if !self.shared.packs.knows(id) {
+            let path = self.path(&id);
+            match File::open(&path) {
+                Ok(file) => return Ok(Box::new(file)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(Error::io("open", path.as_os_str().as_encoded_bytes(), error)),
+            }
         }
+        match self.shared.packs.bytes(id)? {
+            Some(bytes) => Ok(Box::new(io::Cursor::new(bytes))),
+            None => Err(Error::Missing(id)),
+        }
+    }
+
+    pub fn contains(&self, id: BlobId) -> Result<bool, Error> {
+        Ok(self.stored(id)?.is_some())
+    }
+
+    /// The file in which a blob is stored.
+    pub(super) fn stored(&self, id: BlobId) -> Result<Option<PathBuf>, Error> {
+        if !self.shared.packs.knows(id) {
+            let path = self.path(&id);
+            match fs::symlink_metadata(&path) {
+                Ok(meta) => return Ok((meta.len() >= HEADER as u64).then_some(path)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(Error::io("look at", path.as_os_str().as_encoded_bytes(), error)),
+            }
+        }
+        Ok(self.shared.packs.find(id)?.map(|place| place.pack.to_path_buf()))
+    }
+
+    /// The blobs that have files of their own.
+    pub(super) fn loose(&self) -> Result<Vec<(BlobId, PathBuf)>, Error> {
+        let mut found = Vec::new();
+        let listing = |path: &Path| {
+            let failed = |e| Error::io("list", path.as_os_str().as_encoded_bytes(), e);
+            let entries = fs::read_dir(path).map_err(failed)?;
+            entries.collect::<io::Result<Vec<_>>>().map_err(failed)
+        };
+        for folder in listing(&self.shared.root)? {
+            let begin = folder.file_name().into_string().unwrap_or_default();
+            if begin.len() != 2 {
+                continue;
+            }
+            for file in listing(&folder.path())? {
+                let rest = file.file_name().into_string().unwrap_or_default();
+                if let Ok(id) = format!("{begin}{rest}").parse() {
+                    found.push((id, file.path()));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    pub(super) fn packs(&self) -> &Packs {
+        &self.shared.packs
+    }
+
+    /// What writers share and a collector holds alone, see `collect.rs`.
+    pub(super) fn sweep_lock(&self) -> Result<File, Error> {
+        let path = self.shared.root.join("sweep.lock");
+        let opened = File::options().create(true).truncate(false).write(true).open(&path);
+        opened.map_err(|e| Error::io("open", path.as_os_str().as_encoded_bytes(), e))
     }
 
     /// The size of a blob's content as its header has it: not verified.
@@ -206,8 +267,8 @@ pub struct Reader {
 }
 
 enum Content {
-    Raw(File),
-    Zstd(Box<zstd::Decoder<'static, io::BufReader<File>>>),
+    Raw(Box<dyn Read + Send>),
+    Zstd(Box<zstd::Decoder<'static, io::BufReader<Box<dyn Read + Send>>>>),
 }
 
 impl Reader {
@@ -354,7 +415,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let blobs = Blobs::open(dir.path()).unwrap();
         let mut batch = blobs.batch();
-        batch.put(b"staged").unwrap();
+        batch.put(&noise(100_000)).unwrap();
         let count = || fs::read_dir(dir.path().join("tmp")).unwrap().count();
         assert_eq!(count(), 1);
         let second = Blobs::open(dir.path()).unwrap();

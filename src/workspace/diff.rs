@@ -64,7 +64,8 @@ impl Change {
 
 impl Trees {
     /// Lists what differs, in an order in which it can be carried out: what leaves a directory before the directory
-    /// itself, what enters it after; else by name. Trees that are shared are not even read.
+    /// itself, what enters it after; else by name. Trees that are shared are not even read. Content, modes and types
+    /// count; extended attributes, and which names share an inode, do not.
     ///
     /// # Errors
     /// [`Error::Missing`], [`Error::Damaged`], [`Error::UnknownVersion`].
@@ -91,7 +92,7 @@ impl Trees {
         names.dedup();
         for name in names {
             let (before, after) = (old.get(name), new.get(name));
-            if before == after {
+            if before.map(Node::bare) == after.map(Node::bare) {
                 continue;
             }
             let path = join(path, name);

@@ -7,6 +7,7 @@ use super::batch::Batch;
 use super::error::Error;
 use super::id::{BlobId, TreeId};
 use super::limits::Meter;
+use super::links::Links;
 use super::name::Name;
 use super::times::{Time, Times, UNRECORDED};
 use super::tree::{Entry, Node, Tree};
@@ -18,6 +19,7 @@ use super::unarchive::Refusal;
 pub(super) struct Draft {
     mode: u16,
     mtime: i64,
+    attributes: Option<BlobId>,
     content: BTreeMap<Name, Leaf>,
 }
 
@@ -33,6 +35,7 @@ pub(super) struct DraftFile {
     pub mode: u16,
     pub size: u64,
     pub blob: BlobId,
+    pub attributes: Option<BlobId>,
     pub mtime: i64,
 }
 
@@ -41,8 +44,13 @@ impl Draft {
         Self {
             mode,
             mtime,
+            attributes: None,
             content: BTreeMap::new(),
         }
+    }
+
+    pub fn with_attributes(self, attributes: Option<BlobId>) -> Self {
+        Self { attributes, ..self }
     }
 
     /// Puts a leaf at a path, making the directories on the way. A file or link replaces a file or link that is there; a
@@ -74,7 +82,9 @@ impl Draft {
                 meter.entry(name)?;
                 folder.content.insert(name.clone(), leaf);
             }
-            (Some(Leaf::Directory(old)), Leaf::Directory(new)) => (old.mode, old.mtime) = (new.mode, new.mtime),
+            (Some(Leaf::Directory(old)), Leaf::Directory(new)) => {
+                (old.mode, old.mtime, old.attributes) = (new.mode, new.mtime, new.attributes);
+            }
             (Some(Leaf::Directory(_)), Leaf::File(_) | Leaf::Symlink { .. })
             | (Some(Leaf::File(_) | Leaf::Symlink { .. }), Leaf::Directory(_)) => {
                 return Err(PlaceError::Refused(Refusal::Contradiction));
@@ -99,8 +109,13 @@ impl Draft {
         }
     }
 
-    /// Adds its trees and times to a batch.
-    pub fn store(self, batch: &mut Batch) -> Result<Revision, Error> {
+    /// Adds its trees and times to a batch, as a whole workspace in which some names share an inode.
+    pub fn store(self, links: &Links, batch: &mut Batch) -> Result<Revision, Error> {
+        let links = links.store(batch)?;
+        self.store_folder(links, batch)
+    }
+
+    fn store_folder(self, links: Option<BlobId>, batch: &mut Batch) -> Result<Revision, Error> {
         let mut entries = Vec::with_capacity(self.content.len());
         let mut times = Vec::with_capacity(self.content.len());
         for (name, leaf) in self.content {
@@ -109,20 +124,29 @@ impl Draft {
                     mode,
                     size,
                     blob,
+                    attributes,
                     mtime,
-                }) => (Node::File { mode, size, blob }, mtime, None),
+                }) => {
+                    let node = Node::File {
+                        mode,
+                        size,
+                        blob,
+                        attributes,
+                    };
+                    (node, mtime, None)
+                }
                 Leaf::Symlink { target, mtime } => (Node::Symlink { target }, mtime, None),
                 Leaf::Directory(draft) => {
-                    let (mode, mtime) = (draft.mode, draft.mtime);
-                    let Revision { tree, times } = draft.store(batch)?;
-                    (Node::Directory { mode, tree }, mtime, times)
+                    let (mode, mtime, attributes) = (draft.mode, draft.mtime, draft.attributes);
+                    let Revision { tree, times } = draft.store_folder(None, batch)?;
+                    (Node::Directory { mode, tree, attributes }, mtime, times)
                 }
             };
             entries.push(Entry { name, node });
             times.push(Time { mtime, inner });
         }
         let tree = Tree::new(entries).expect("names are unique, modes and targets were checked when placed");
-        let tree = batch.put(&tree.encode())?;
+        let tree = batch.put(&tree.with_links(links).encode())?;
         let times = batch.put(&Times(times).encode())?;
         Ok(Revision {
             tree: TreeId::from_bytes(*tree.as_bytes()),

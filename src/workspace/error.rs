@@ -42,6 +42,9 @@ pub enum Error {
     NotADirectory(String),
     #[error("`{0}` is not empty")]
     NotEmpty(String),
+    /// Nothing was kept; a look that reads everything at once does not meet this.
+    #[error("`{0}` changed before it was read")]
+    Changed(String),
     #[error("may not read `{path}`")]
     Unreadable {
         path: String,
@@ -73,7 +76,7 @@ impl Error {
         match self {
             Self::Missing(_) | Self::Damaged { .. } | Self::Io { .. } | Self::Sink(_) => Kind::Internal,
             Self::UnknownVersion { .. } => Kind::WrongState,
-            Self::Source(_) => Kind::Unavailable,
+            Self::Source(_) | Self::Changed(_) => Kind::Unavailable,
             Self::NoDirectory(_) => Kind::NotFound,
             Self::NotADirectory(_) | Self::NotEmpty(_) | Self::Archive { .. } => Kind::Invalid,
             Self::Unreadable { .. } => Kind::Denied,
@@ -110,6 +113,7 @@ impl Error {
             | Self::NotADirectory(_)
             | Self::NotEmpty(_)
             | Self::Unreadable { .. }
+            | Self::Changed(_)
             | Self::Archive { .. }
             | Self::Conflict(_)
             | Self::HalfApplied { .. }) => other,

@@ -41,6 +41,7 @@ pub(super) struct Meta {
     pub size: u64,
     pub mtime: i64,
     pub ctime: i64,
+    pub device: u64,
     pub inode: u64,
     /// A file with more than one name.
     pub is_shared: bool,
@@ -77,6 +78,11 @@ impl Folder {
     pub(super) fn open_following(path: &Path) -> io::Result<Self> {
         let flags = DIRECTORY.difference(OFlag::O_NOFOLLOW);
         Ok(Self(nix::fcntl::open(path, flags, Mode::empty())?))
+    }
+
+    /// Another handle on the same directory.
+    pub(super) fn try_clone(&self) -> io::Result<Self> {
+        self.0.try_clone().map(Self)
     }
 
     pub(super) fn enter(&self, name: &[u8]) -> io::Result<Self> {
@@ -142,6 +148,22 @@ impl Folder {
 
     pub(super) fn create_symlink(&self, name: &[u8], target: &[u8]) -> io::Result<()> {
         Ok(nix::unistd::symlinkat(target, &self.0, name)?)
+    }
+
+    /// Gives the file `from` of `at` another name in this directory, which must not be there.
+    pub(super) fn create_link(&self, name: &[u8], at: &Self, from: &[u8]) -> io::Result<()> {
+        Ok(nix::unistd::linkat(&at.0, from, &self.0, name, AtFlags::empty())?)
+    }
+
+    /// The directory in which the last component of a relative path lies, and that component.
+    pub(super) fn parent_of<'a>(&self, path: &'a [u8]) -> io::Result<(Self, &'a [u8])> {
+        let mut components = path.split(|byte| *byte == b'/');
+        let last = components.next_back().unwrap_or_default();
+        let mut folder = self.try_clone()?;
+        for name in components {
+            folder = folder.enter(name)?;
+        }
+        Ok((folder, last))
     }
 
     pub(super) fn read_link(&self, name: &[u8]) -> io::Result<Vec<u8>> {
@@ -226,6 +248,7 @@ impl Meta {
             size: u64::try_from(stat.st_size).unwrap_or(0),
             mtime: nanoseconds(stat.st_mtime, stat.st_mtime_nsec),
             ctime: nanoseconds(stat.st_ctime, stat.st_ctime_nsec),
+            device: stat.st_dev,
             inode: stat.st_ino,
             is_shared: stat.st_nlink > 1,
             uid: stat.st_uid,
@@ -246,6 +269,13 @@ pub(super) fn dress(file: impl AsFd, owner: Option<(u32, u32)>, mode: u16, mtime
     nix::sys::stat::fchmod(&file, Mode::from_bits_truncate(u32::from(mode & 0o777)))?;
     let time = timespec(mtime);
     Ok(nix::sys::stat::futimens(&file, &time, &time)?)
+}
+
+/// Dates a file of ours to this moment.
+pub(super) fn date_now(path: &Path) -> io::Result<()> {
+    let now = TimeSpec::UTIME_NOW;
+    let flag = UtimensatFlags::NoFollowSymlink;
+    Ok(nix::sys::stat::utimensat(nix::fcntl::AT_FDCWD, path, &now, &now, flag)?)
 }
 
 /// The kernel's present idea of a file's change time. A file whose ctime is earlier cannot change again without its

@@ -3,17 +3,24 @@
 //! An index is never needed for a right answer: without one, everything is read. It lives in memory, belongs to one
 //! directory and one store, and is made by a snapshot, a materialise or a restore.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use super::folder::{FileType, Meta};
 use super::id::{BlobId, TreeId};
 use super::trees::Revision;
 
-/// What was seen in a directory, and which blobs it was.
+/// What was seen in a directory, and which blobs it was; clones share it.
 #[derive(Debug, Clone)]
 pub struct Index {
-    pub(super) root: Known,
+    pub(super) root: Arc<Known>,
 }
 
 impl Index {
+    pub(super) fn new(root: Known) -> Self {
+        Self { root: Arc::new(root) }
+    }
+
     /// The revision that the directory was at.
     pub fn revision(&self) -> Revision {
         Revision {
@@ -28,6 +35,8 @@ impl Index {
 pub(super) struct Known {
     pub tree: TreeId,
     pub times: Option<BlobId>,
+    /// Which names below share an inode; of a root alone.
+    pub links: Option<BlobId>,
     pub items: Vec<Item>,
 }
 
@@ -39,9 +48,21 @@ pub(super) struct Item {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Seen {
-    File { stamp: Stamp, blob: BlobId },
-    Directory { mode: u16, mtime: i64, inner: Known },
-    Symlink { mtime: i64, target: Vec<u8> },
+    File {
+        stamp: Stamp,
+        blob: BlobId,
+        attributes: Option<BlobId>,
+    },
+    Directory {
+        mode: u16,
+        mtime: i64,
+        attributes: Option<BlobId>,
+        inner: Known,
+    },
+    Symlink {
+        mtime: i64,
+        target: Vec<u8>,
+    },
 }
 
 /// By what a file is taken for unchanged.
@@ -71,16 +92,21 @@ impl Stamp {
 
     /// Whether `meta` is certainly the same content.
     pub fn covers(&self, meta: &Meta) -> bool {
+        self.is_of(meta) && !self.racy
+    }
+
+    /// Whether `meta` looks as it did.
+    pub fn is_of(&self, meta: &Meta) -> bool {
         let Self {
             mode,
             size,
             mtime,
             ctime,
             inode,
-            racy,
+            racy: _,
         } = *self;
         let same = (mode, size, mtime, ctime, inode) == (meta.mode, meta.size, meta.mtime, meta.ctime, meta.inode);
-        same && !racy && meta.file_type == FileType::File
+        same && meta.file_type == FileType::File
     }
 }
 
@@ -88,6 +114,21 @@ impl Known {
     pub fn get(&self, name: &[u8]) -> Option<&Seen> {
         let at = self.items.binary_search_by(|item| (*item.name).cmp(name)).ok()?;
         Some(&self.items[at].seen)
+    }
+
+    /// Brings the stamps of inodes up to date that were given further names after they had been looked at.
+    pub fn restamp(&mut self, changed: &HashMap<u64, Meta>) {
+        for item in &mut self.items {
+            match &mut item.seen {
+                Seen::File { stamp, .. } => {
+                    if let Some(meta) = changed.get(&stamp.inode) {
+                        *stamp = Stamp::new(meta, i64::MIN);
+                    }
+                }
+                Seen::Directory { inner, .. } => inner.restamp(changed),
+                Seen::Symlink { .. } => {}
+            }
+        }
     }
 
     /// Marks the files that changed at or after `tick` as racy, after own writes whose end was not yet known.
@@ -117,6 +158,7 @@ mod tests {
             size: 5,
             mtime: 70,
             ctime: 100,
+            device: 1,
             inode: 9,
             is_shared: false,
             uid: 0,
@@ -155,6 +197,7 @@ mod tests {
         let seen = |ctime| Seen::File {
             stamp: Stamp::new(&Meta { ctime, ..meta() }, i64::MIN),
             blob: BlobId::from_bytes([0; 32]),
+            attributes: None,
         };
         let item = |name: &[u8], seen| Item {
             name: name.into(),
@@ -163,6 +206,7 @@ mod tests {
         let known = |items| Known {
             tree: TreeId::from_bytes([0; 32]),
             times: None,
+            links: None,
             items,
         };
         let inner = known(vec![item(b"new", seen(100)), item(b"old", seen(99))]);
@@ -171,6 +215,7 @@ mod tests {
             Seen::Directory {
                 mode: 0o755,
                 mtime: 0,
+                attributes: None,
                 inner,
             },
         )]);

@@ -1,19 +1,21 @@
 //! Materialising: a tree becomes a fresh directory.
 //!
 //! The directory's parent must be the host's own, closed to guests; what is below is made by descriptor all the same.
-//! Files are written dense: holes of a sparse file come back as zeros. Nothing is synced: the store has it.
+//! Runs of zeros become holes (`sparse.rs`). Nothing is synced: the store has it.
 
+use std::collections::HashMap;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use super::clearing;
 use super::error::Error;
-use super::folder::{Folder, dress, meta_of, tick};
+use super::folder::{Folder, Meta, dress, meta_of, tick};
 use super::id::{BlobId, TreeId};
 use super::index::{Index, Item, Known, Seen, Stamp};
 use super::name::push;
+use super::sparse::Sparse;
 use super::times::{Time, UNRECORDED};
 use super::tree::Node;
 use super::trees::{Revision, Trees};
@@ -53,8 +55,8 @@ impl Trees {
         if present.is_none_or(|names| !names.is_empty()) {
             return Err(Error::NotEmpty(into.display().to_string()));
         }
-        let mut fill = Fill::new(self, owner);
-        match fill.root(&folder, revision) {
+        let filled = Fill::new(self, owner, &folder, revision.tree).and_then(|mut fill| fill.root(&folder, revision));
+        match filled {
             Ok(index) => Ok(index),
             Err(error) => {
                 // Best effort: the first error is the one that matters, and the caller sees that the directory is bad.
@@ -75,26 +77,61 @@ impl Trees {
 pub(super) struct Fill<'a> {
     pub trees: &'a Trees,
     pub owner: Option<Owner>,
-    /// Where it is, for errors.
+    /// Where it is, from the root.
     pub path: Vec<u8>,
     buffer: Vec<u8>,
+    root: Folder,
+    pub links: Option<BlobId>,
+    /// The group of each path that shares its inode with others.
+    groups: HashMap<Vec<u8>, usize>,
+    /// What of each group is there already.
+    first: HashMap<usize, First>,
+    /// Inodes that were given another name, as they then were.
+    relinked: HashMap<u64, Meta>,
+}
+
+/// The first name of a file that has several.
+struct First {
+    path: Vec<u8>,
+    node: Node,
+    seen: Seen,
 }
 
 impl<'a> Fill<'a> {
-    pub fn new(trees: &'a Trees, owner: Option<Owner>) -> Self {
-        Self {
+    /// For filling `root` with the workspace `tree`.
+    pub fn new(trees: &'a Trees, owner: Option<Owner>, root: &Folder, tree: TreeId) -> Result<Self, Error> {
+        let links = trees.tree(tree)?.links();
+        let recorded = trees.links(links)?;
+        let groups = recorded.by_path().into_iter();
+        let root = root.try_clone().map_err(|e| Error::io("open", b"", e))?;
+        Ok(Self {
             trees,
             owner,
             path: Vec::new(),
             buffer: vec![0; 256 << 10],
-        }
+            root,
+            links,
+            groups: groups.map(|(path, group)| (path.to_vec(), group)).collect(),
+            first: HashMap::new(),
+            relinked: HashMap::new(),
+        })
     }
 
     fn root(&mut self, folder: &Folder, revision: Revision) -> Result<Index, Error> {
         let mut root = self.folder(folder, revision.tree, revision.times)?;
         self.dress(folder, ROOT_MODE, UNRECORDED)?;
+        self.settle(&mut root)?;
+        Ok(Index::new(root))
+    }
+
+    /// Ends the making of a whole workspace.
+    pub fn settle(&self, root: &mut Known) -> Result<(), Error> {
+        root.links = self.links;
+        if !self.relinked.is_empty() {
+            root.restamp(&self.relinked);
+        }
         root.settle(tick().map_err(|e| self.failed("date", e))?);
-        Ok(Index { root })
+        Ok(())
     }
 
     /// Fills an empty folder.
@@ -110,27 +147,86 @@ impl<'a> Fill<'a> {
             let name = (*entry.name).into();
             items.push(Item { name, seen });
         }
-        Ok(Known { tree, times, items })
+        Ok(Known {
+            tree,
+            times,
+            links: None,
+            items,
+        })
+    }
+
+    /// Notes that the name it is at is there; if it is the first of its group, further ones will be linked to it.
+    pub fn met(&mut self, node: &Node, seen: &Seen) {
+        if let Some(group) = self.groups.get(&self.path) {
+            let first = || First {
+                path: self.path.clone(),
+                node: node.clone(),
+                seen: seen.clone(),
+            };
+            self.first.entry(*group).or_insert_with(first);
+        }
+    }
+
+    /// Whether the file at hand may stay, as far as its other names are concerned.
+    pub fn may_stay(&self, meta: &Meta) -> bool {
+        let first = self.groups.get(&self.path).and_then(|group| self.first.get(group));
+        match first.map(|first| &first.seen) {
+            Some(Seen::File { stamp, .. }) => stamp.inode == meta.inode,
+            Some(Seen::Directory { .. } | Seen::Symlink { .. }) | None => true,
+        }
+    }
+
+    /// Makes a name of a file that is there under another; `None` when there is no such file.
+    fn link(&mut self, folder: &Folder, name: &[u8], node: &Node) -> Result<Option<Seen>, Error> {
+        let first = self.groups.get(&self.path).and_then(|group| self.first.get(group));
+        let Some(first) = first.filter(|first| first.node == *node) else {
+            return Ok(None);
+        };
+        let linked = || {
+            let (at, from) = self.root.parent_of(&first.path)?;
+            folder.create_link(name, &at, from)?;
+            folder.lstat(name)
+        };
+        let meta = linked().map_err(|e| self.failed("link", e))?;
+        let seen = first.seen.clone();
+        self.relinked.insert(meta.inode, meta);
+        Ok(Some(seen))
     }
 
     /// Makes one name, which must not be there.
     pub fn entry(&mut self, folder: &Folder, name: &[u8], node: &Node, time: &Time) -> Result<Seen, Error> {
         let mtime = time.mtime;
         match node {
-            Node::File { mode, blob, .. } => {
+            Node::File {
+                mode, blob, attributes, ..
+            } => {
+                if let Some(seen) = self.link(folder, name, node)? {
+                    return Ok(seen);
+                }
                 let mut file = folder.create_file(name).map_err(|e| self.failed("make", e))?;
                 self.pour(*blob, &mut file)?;
+                self.mark(&file, *attributes)?;
                 self.dress(&file, *mode, mtime)?;
                 let meta = meta_of(&file).map_err(|e| self.failed("look at", e))?;
-                let stamp = Stamp::new(&meta, i64::MIN);
-                Ok(Seen::File { stamp, blob: *blob })
+                let seen = Seen::File {
+                    stamp: Stamp::new(&meta, i64::MIN),
+                    blob: *blob,
+                    attributes: *attributes,
+                };
+                self.met(node, &seen);
+                Ok(seen)
             }
-            Node::Directory { mode, tree } => {
+            Node::Directory { mode, tree, attributes } => {
                 let made = folder.create_folder(name).map_err(|e| self.failed("make", e))?;
                 let inner = self.folder(&made, *tree, time.inner)?;
+                self.mark(&made, *attributes)?;
                 self.dress(&made, *mode, mtime)?;
-                let mode = *mode;
-                Ok(Seen::Directory { mode, mtime, inner })
+                Ok(Seen::Directory {
+                    mode: *mode,
+                    mtime,
+                    attributes: *attributes,
+                    inner,
+                })
             }
             Node::Symlink { target } => {
                 folder
@@ -150,12 +246,22 @@ impl<'a> Fill<'a> {
     /// Writes a blob's content, and fails before its last bytes when it is not what its address says.
     pub fn pour(&mut self, blob: BlobId, file: &mut fs::File) -> Result<(), Error> {
         let mut reader = self.trees.blobs.reader(blob)?;
+        let mut out = Sparse::new(file);
         while reader.left() > 0 {
             let read = reader.next(&mut self.buffer)?;
-            file.write_all(&self.buffer[..read])
-                .map_err(|e| self.failed("write", e))?;
+            let written = out.write(&self.buffer[..read]);
+            written.map_err(|e| Error::io("write", &self.path, e))?;
         }
-        Ok(())
+        out.finish().map_err(|e| self.failed("write", e))
+    }
+
+    /// Gives a fresh file or directory its extended attributes.
+    pub fn mark(&self, made: impl std::os::fd::AsFd, attributes: Option<BlobId>) -> Result<(), Error> {
+        if attributes.is_none() {
+            return Ok(());
+        }
+        let wanted = self.trees.attributes(attributes)?;
+        wanted.set(made).map_err(|e| self.failed("set attributes of", e))
     }
 
     pub fn dress(&self, made: impl std::os::fd::AsFd, mode: u16, mtime: i64) -> Result<(), Error> {

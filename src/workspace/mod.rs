@@ -21,23 +21,34 @@
 mod apply;
 mod archive;
 mod artifact;
+mod attributes;
 mod batch;
 mod blobs;
 mod clearing;
+mod collect;
 mod diff;
 mod draft;
 mod error;
+mod examine;
 mod folder;
+#[cfg(test)]
+mod golden_test;
+#[cfg(test)]
+mod history_test;
 mod id;
 mod import;
 mod index;
 mod limits;
+mod links;
 mod materialise;
 mod name;
+pub mod overlay;
+mod packs;
 mod patch;
 mod pool;
 mod restore;
 mod snapshot;
+mod sparse;
 #[cfg(test)]
 mod testing;
 mod times;
@@ -45,13 +56,16 @@ mod tree;
 mod trees;
 mod unarchive;
 mod unpack;
+mod unzip;
 
 pub use apply::{Applied, Conflict, Reason};
 pub use batch::Batch;
 pub use blobs::{Blobs, Reader};
 pub use clearing::remove_all;
+pub use collect::{Collected, Sweep};
 pub use diff::{Change, ChangeKind};
 pub use error::Error;
+pub use examine::{Examined, Fault, Hurt};
 pub use folder::Folder;
 pub use id::{BlobId, InvalidId, TreeId};
 pub use index::Index;

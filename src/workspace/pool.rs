@@ -1,7 +1,7 @@
 //! Workspaces for async callers: the one place where their blocking work is done, with a limit.
 
 use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,10 +12,9 @@ use tokio::time::timeout;
 use tokio_util::io::{StreamReader, SyncIoBridge};
 
 use super::apply::Applied;
-use super::folder::Folder;
-use super::index::Index;
 use super::limits::Limits;
 use super::materialise::Owner;
+use super::overlay::{Bases, Ground, Kept, Look, Reading, Site};
 use super::patch::{Patch, PatchLimits};
 use super::snapshot::Snapshot;
 use super::trees::{Revision, Trees};
@@ -38,6 +37,12 @@ pub struct Pool {
     permits: Arc<Semaphore>,
     /// Apart from the rest: who is slow to send or to read holds no run up.
     streams: Arc<Semaphore>,
+    /// Apart from the rest: sandboxes stand still meanwhile.
+    looks: Arc<Semaphore>,
+    /// Where workspaces are laid over bases; `None`: they are plain directories.
+    bases: Option<Bases>,
+    /// One base is made at a time for the sandboxes that may come.
+    rebasing: Arc<Semaphore>,
 }
 
 impl Pool {
@@ -46,7 +51,16 @@ impl Pool {
             trees,
             permits: Arc::new(Semaphore::new(SIDE_BY_SIDE)),
             streams: Arc::new(Semaphore::new(SIDE_BY_SIDE)),
+            looks: Arc::new(Semaphore::new(SIDE_BY_SIDE)),
+            bases: None,
+            rebasing: Arc::new(Semaphore::new(1)),
         }
+    }
+
+    /// The same, with workspaces that are laid over bases where this host can do that.
+    pub fn over(self, bases: Bases) -> Self {
+        let bases = Some(bases);
+        Self { bases, ..self }
     }
 
     async fn run<T: Send + 'static>(
@@ -94,25 +108,58 @@ impl Pool {
         self.run(move |trees| trees.import(&directory, Limits::default())).await
     }
 
-    /// Writes a revision into an absent or empty directory.
-    pub async fn materialise(&self, revision: Revision, into: PathBuf, owner: Option<Owner>) -> Result<Index, Error> {
-        self.run(move |trees| trees.materialise(revision, &into, owner)).await
-    }
-
-    /// Makes an empty directory the workspace with nothing in it.
-    pub async fn materialise_empty(&self, into: PathBuf, owner: Option<Owner>) -> Result<Index, Error> {
-        self.run(move |trees| trees.materialise(trees.empty()?, &into, owner))
+    /// Lays a revision out on an empty ground, for a sandbox whose files are the owner's.
+    ///
+    /// # Errors
+    /// What was laid then is for whoever removes the ground.
+    pub async fn lay(&self, ground: Ground, revision: Revision, owner: Option<Owner>) -> Result<Site, Error> {
+        let bases = self.bases.clone();
+        self.run(move |trees| Site::lay(trees, bases.as_ref(), ground, revision, owner))
             .await
     }
 
-    /// Takes what a directory holds now; `base` is what it was known to hold. Without one, everything is read.
-    pub async fn snapshot(&self, directory: PathBuf, base: Option<Index>) -> Result<Snapshot, Error> {
-        self.run(move |trees| {
-            let folder = Folder::open(&directory)
-                .map_err(|error| Error::io("open", directory.as_os_str().as_encoded_bytes(), error))?;
-            trees.snapshot(&folder, base.as_ref(), Limits::default())
-        })
-        .await
+    /// The site of a sandbox that an earlier process made.
+    pub async fn adopt(&self, ground: Ground) -> Result<Site, Error> {
+        self.run(move |trees| Site::adopt(trees, ground)).await
+    }
+
+    /// Writes a revision into a site that nothing was laid on yet, be its sandbox up or not.
+    pub async fn furnish(&self, site: &Site, revision: Revision, owner: Option<Owner>) -> Result<(), Error> {
+        let site = site.clone();
+        self.run(move |trees| site.furnish(trees, revision, owner)).await
+    }
+
+    /// Takes what a sandbox changed, which has to stand still meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] for more than is taken.
+    pub async fn look(&self, site: &Site, reading: Reading) -> Result<Look, Error> {
+        let site = site.clone();
+        self.run_under(&self.looks, move |trees| site.look(trees, reading))
+            .await
+    }
+
+    /// Stores what a look took, durably before it returns; the sandbox may go on meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] after [`Reading::Later`]: another look has to be taken.
+    pub async fn keep(&self, site: &Site, look: Look) -> Result<Kept, Error> {
+        let laid = site.clone();
+        let kept = self.run(move |trees| laid.keep(trees, look)).await?;
+        if let Some(bases) = &self.bases
+            && kept.is_much()
+            && let Ok(turn) = Arc::clone(&self.rebasing).try_acquire_owned()
+        {
+            let (trees, bases, revision) = (self.trees.clone(), bases.clone(), kept.revision);
+            // Nobody waits for it; what is left unfinished is swept.
+            drop(tokio::task::spawn_blocking(move || {
+                if let Err(error) = bases.ahead(&trees, revision) {
+                    tracing::warn!(error = %crate::error::chain(&error), "no base was made ahead");
+                }
+                drop(turn);
+            }));
+        }
+        Ok(kept)
     }
 
     /// The difference of two trees as a patch.
@@ -145,7 +192,7 @@ impl Pool {
         let pieces = tokio_stream::StreamExt::timeout(pieces, IDLE)
             .map(move |piece| piece.map_err(late).flatten().map(io::Cursor::new));
         let mut reader = SyncIoBridge::new(StreamReader::new(Box::pin(pieces)));
-        let job = move |trees: &Trees| trees.read_tar(&mut reader as &mut dyn Read, Limits::default());
+        let job = move |trees: &Trees| trees.read_archive(&mut reader as &mut dyn Read, Limits::default());
         self.run_under(&self.streams, job).await
     }
 

@@ -4,9 +4,11 @@
 //! left is not trusted: all is by descriptor, and a file is kept only when the index proves it unchanged. A wholly fresh
 //! directory is always a way out instead.
 
+use std::collections::HashSet;
+
 use super::clearing;
 use super::error::Error;
-use super::folder::{FileType, Folder, Meta, meta_of, tick};
+use super::folder::{FileType, Folder, Meta, meta_of};
 use super::id::{BlobId, TreeId};
 use super::index::{Index, Item, Known, Seen, Stamp};
 use super::limits::Limits;
@@ -18,8 +20,6 @@ use super::trees::{Revision, Trees};
 
 impl Trees {
     /// Brings `dir`, last seen as `index`, to a revision. `limits` bounds what somebody may have left in it.
-    ///
-    /// Extended attributes that a guest set on directories that stay are not taken away.
     ///
     /// # Errors
     /// As [`Trees::materialise`], and [`Error::Limit`] for left-overs beyond `limits`. After an error the directory is in
@@ -33,18 +33,24 @@ impl Trees {
         limits: Limits,
     ) -> Result<Index, Error> {
         let revision = revision.into();
-        let fill = Fill::new(self, owner);
-        let mut restore = Restore { fill, limits };
-        let mut root = restore.folder(dir, Some(&index.root), revision.tree, revision.times)?;
+        let fill = Fill::new(self, owner, dir, revision.tree)?;
+        let keeps_links = fill.links == index.root.links;
+        let mut changed = self.links(fill.links)?.into_paths();
+        changed.extend(self.links(index.root.links)?.into_paths());
+        let relinked = if keeps_links { HashSet::new() } else { changed };
+        let mut restore = Restore { fill, limits, relinked };
+        let mut root = restore.folder(dir, Some(&*index.root), revision.tree, revision.times)?;
         restore.fill.dress(dir, ROOT_MODE, UNRECORDED)?;
-        root.settle(tick().map_err(|e| restore.fill.failed("date", e))?);
-        Ok(Index { root })
+        restore.fill.settle(&mut root)?;
+        Ok(Index::new(root))
     }
 }
 
 struct Restore<'a> {
     fill: Fill<'a>,
     limits: Limits,
+    /// Names that share their inode with others than before: their files are made anew.
+    relinked: HashSet<Vec<u8>>,
 }
 
 impl Restore<'_> {
@@ -78,7 +84,12 @@ impl Restore<'_> {
             let name = (*entry.name).into();
             items.push(Item { name, seen });
         }
-        Ok(Known { tree, times, items })
+        Ok(Known {
+            tree,
+            times,
+            links: None,
+            items,
+        })
     }
 
     fn entry(&mut self, folder: &Folder, known: Option<&Seen>, entry: &Entry, time: &Time) -> Result<Seen, Error> {
@@ -110,11 +121,22 @@ impl Restore<'_> {
         let (name, mtime) = (&entry.name, time.mtime);
         let owned = self.fill.owner.is_none_or(|o| (o.uid, o.gid) == (meta.uid, meta.gid));
         match &entry.node {
-            Node::File { mode, blob, .. } => {
-                let Some(Seen::File { stamp, blob: was }) = known else {
+            Node::File {
+                mode, blob, attributes, ..
+            } => {
+                let Some(Seen::File {
+                    stamp,
+                    blob: was,
+                    attributes: had,
+                }) = known
+                else {
                     return Ok(None);
                 };
-                if !(owned && stamp.covers(meta) && was == blob && stamp.mode == *mode) {
+                let alike = (was, stamp.mode, had) == (blob, *mode, attributes);
+                if !(owned && stamp.covers(meta) && alike)
+                    || self.relinked.contains(&self.fill.path)
+                    || !self.fill.may_stay(meta)
+                {
                     return Ok(None);
                 }
                 let stamp = if meta.mtime == mtime {
@@ -124,9 +146,15 @@ impl Restore<'_> {
                     let meta = folder.lstat(name).map_err(|e| self.fill.failed("look at", e))?;
                     Stamp::new(&meta, i64::MIN)
                 };
-                Ok(Some(Seen::File { stamp, blob: *blob }))
+                let seen = Seen::File {
+                    stamp,
+                    blob: *blob,
+                    attributes: *attributes,
+                };
+                self.fill.met(&entry.node, &seen);
+                Ok(Some(seen))
             }
-            Node::Directory { mode, tree } => {
+            Node::Directory { mode, tree, attributes } => {
                 if meta.file_type != FileType::Directory {
                     return Ok(None);
                 }
@@ -136,12 +164,20 @@ impl Restore<'_> {
                     Some(Seen::File { .. } | Seen::Symlink { .. }) | None => None,
                 };
                 let inner = self.folder(&inside, known, *tree, time.inner)?;
+                let wanted = self.fill.trees.attributes(*attributes)?;
+                wanted
+                    .set(&inside)
+                    .map_err(|e| self.fill.failed("set attributes of", e))?;
                 let now = meta_of(&inside).map_err(|e| self.fill.failed("look at", e))?;
                 if !(owned && now.mode == *mode && now.mtime == mtime) {
                     self.fill.dress(&inside, *mode, mtime)?;
                 }
-                let mode = *mode;
-                Ok(Some(Seen::Directory { mode, mtime, inner }))
+                Ok(Some(Seen::Directory {
+                    mode: *mode,
+                    mtime,
+                    attributes: *attributes,
+                    inner,
+                }))
             }
             Node::Symlink { target } => {
                 let is_link = meta.file_type == FileType::Symlink;
@@ -165,7 +201,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::testing::{Bench, cases, everything, plan, rebuild, snapshot};
+    use super::super::testing::{Bench, cases, everything, past_this_tick, plan, rebuild, snapshot};
     use super::*;
 
     proptest! {
@@ -206,10 +242,7 @@ mod tests {
         let revision = snapshot(&bench.trees, &start, None).revision;
         let dir = bench.dir.path().join("dir");
         let index = bench.trees.materialise(revision, &dir, None).unwrap();
-        let now = tick().unwrap();
-        while tick().unwrap() <= now {
-            std::thread::yield_now();
-        }
+        past_this_tick();
         // A look after the tick, for files of the tick of their making are never trusted.
         let index = snapshot(&bench.trees, &dir, Some(&index)).index;
         let inode = |name: &str| fs::metadata(dir.join(name)).unwrap().ino();

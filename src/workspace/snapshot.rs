@@ -4,19 +4,19 @@
 //! and its type is what the descriptor says. Only files whose (mode, size, mtime, ctime, inode) differ from the last look
 //! are read. A file that changed in the tick in which it was read is read again next time (as git does with "racily clean"
 //! entries), because a second change within that tick would leave no trace.
+//!
+//! The walk is in `overlay/look.rs`, and what becomes of it in `overlay/keep.rs`: a directory is an upper layer with nothing below.
 
-use std::io;
-
-use super::batch::Batch;
+use super::BlobId;
 use super::error::Error;
-use super::folder::{FileType, Folder, Meta, tick};
-use super::index::{Index, Item, Known, Seen, Stamp};
-use super::limits::{Limits, Meter};
-use super::name::{Name, push, shown};
-use super::times::{Time, Times};
-use super::tree::{Entry, Node, Tree};
+use super::folder::Folder;
+use super::index::{Index, Seen};
+use super::limits::Limits;
+use super::name::shown;
+use super::overlay;
+use super::times::Time;
+use super::tree::Node;
 use super::trees::{Revision, Trees};
-use super::{BlobId, TreeId};
 
 /// A directory's content, stored and durable.
 #[derive(Debug)]
@@ -30,18 +30,29 @@ pub struct Snapshot {
 /// What a snapshot met.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
+    /// Names in what was walked, whatever they were.
+    pub entries: u64,
     pub files: u64,
     pub directories: u64,
-    pub symlinks: u64,
     /// The sizes of all files together.
     pub bytes: u64,
     pub read_files: u64,
     pub read_bytes: u64,
-    /// Files with more than one name. Each name keeps the content; that they were one file is not kept.
+    /// Names of files with more than one name, be the others in the directory or not.
     pub hard_linked: u64,
     /// What is not in the tree: the first [`MOST_NAMED`] of them.
     pub skipped: Vec<Skipped>,
     pub skipped_total: u64,
+}
+
+impl Report {
+    pub(super) fn skip(&mut self, path: &[u8], what: SpecialFile) {
+        self.skipped_total += 1;
+        if self.skipped.len() < MOST_NAMED {
+            let path = shown(path);
+            self.skipped.push(Skipped { path, what });
+        }
+    }
 }
 
 /// A name that is not in the tree.
@@ -66,199 +77,16 @@ pub const MOST_NAMED: usize = 100;
 impl Trees {
     /// Stores what is in `dir`, durably before it returns. `base` is the index of the last look at this directory.
     ///
-    /// Modes lose set-id and sticky bits. Sockets, FIFOs and devices are skipped and reported.
+    /// Modes lose set-id and sticky bits; of extended attributes, those of `user.*` are kept. Sockets, FIFOs and devices are skipped and reported.
     ///
     /// # Errors
     /// [`Error::Limit`] for a tree beyond `limits`, [`Error::Unreadable`] for what may not be read, [`Error::Io`].
     pub fn snapshot(&self, dir: &Folder, base: Option<&Index>, limits: Limits) -> Result<Snapshot, Error> {
-        let mut walk = Walk {
-            batch: self.blobs.batch(),
-            meter: Meter::new(limits),
-            entries: limits.entries,
-            report: Report::default(),
-            tick: tick().map_err(|e| Error::io("ask the time of", b"", e))?,
-            path: Vec::new(),
-        };
-        let root = walk.folder(dir, base.map(|base| &base.root), 0)?;
-        let Walk { batch, report, .. } = walk;
-        batch.commit()?;
-        let index = Index { root };
-        let revision = index.revision();
+        let (index, report) = overlay::take(self, dir, base, limits)?;
         Ok(Snapshot {
-            revision,
+            revision: index.revision(),
             index,
             report,
-        })
-    }
-}
-
-struct Walk {
-    batch: Batch,
-    meter: Meter,
-    entries: u64,
-    report: Report,
-    tick: i64,
-    path: Vec<u8>,
-}
-
-impl Walk {
-    fn folder(&mut self, folder: &Folder, base: Option<&Known>, depth: u32) -> Result<Known, Error> {
-        self.meter.depth(depth, &self.path)?;
-        let listed = folder
-            .names(self.entries)
-            .map_err(|e| Error::io("list", &self.path, e))?;
-        let names = listed.ok_or_else(|| Error::Limit {
-            what: "entries",
-            limit: self.entries,
-            path: shown(&self.path),
-        })?;
-        let mut items = Vec::with_capacity(names.len());
-        for name in names {
-            let before = self.path.len();
-            push(&mut self.path, &name);
-            let seen = self.entry(folder, &name, base.and_then(|base| base.get(&name)), depth)?;
-            self.path.truncate(before);
-            items.extend(seen.map(|seen| Item { name, seen }));
-        }
-        if let Some(base) = base
-            && base.times.is_some()
-            && same(&base.items, &items)
-        {
-            let (tree, times) = (base.tree, base.times);
-            return Ok(Known { tree, times, items });
-        }
-        self.store(items)
-    }
-
-    /// Looks at one name; `None` when it is gone or has no place in a tree.
-    fn entry(&mut self, folder: &Folder, name: &[u8], base: Option<&Seen>, depth: u32) -> Result<Option<Seen>, Error> {
-        self.meter.entry(&self.path)?;
-        let Some(meta) = folder.look(name).map_err(|e| Error::io("look at", &self.path, e))? else {
-            return Ok(None);
-        };
-        let special = match meta.file_type {
-            FileType::File => return self.file(folder, name, &meta, base),
-            FileType::Directory => return self.directory(folder, name, base, depth),
-            FileType::Symlink => {
-                let Some(target) = self.present(folder.read_link(name), "read")? else {
-                    return Ok(None);
-                };
-                self.report.symlinks += 1;
-                let mtime = meta.mtime;
-                return Ok(Some(Seen::Symlink { mtime, target }));
-            }
-            FileType::Fifo => SpecialFile::Fifo,
-            FileType::Socket => SpecialFile::Socket,
-            FileType::CharDevice => SpecialFile::CharDevice,
-            FileType::BlockDevice => SpecialFile::BlockDevice,
-        };
-        self.skip(special);
-        Ok(None)
-    }
-
-    fn directory(
-        &mut self,
-        folder: &Folder,
-        name: &[u8],
-        base: Option<&Seen>,
-        depth: u32,
-    ) -> Result<Option<Seen>, Error> {
-        let Some(inner) = self.present(folder.enter(name), "enter")? else {
-            return Ok(None);
-        };
-        let meta = inner.meta().map_err(|e| Error::io("look at", &self.path, e))?;
-        self.report.directories += 1;
-        let base = match base {
-            Some(Seen::Directory { inner, .. }) => Some(inner),
-            Some(Seen::File { .. } | Seen::Symlink { .. }) | None => None,
-        };
-        let inner = self.folder(&inner, base, depth + 1)?;
-        let Meta { mode, mtime, .. } = meta;
-        Ok(Some(Seen::Directory { mode, mtime, inner }))
-    }
-
-    fn file(&mut self, folder: &Folder, name: &[u8], meta: &Meta, base: Option<&Seen>) -> Result<Option<Seen>, Error> {
-        if let Some(Seen::File { stamp, blob }) = base
-            && stamp.covers(meta)
-        {
-            self.count(meta, meta.size)?;
-            let (stamp, blob) = (*stamp, *blob);
-            return Ok(Some(Seen::File { stamp, blob }));
-        }
-        let Some((mut file, meta)) = self.present(folder.open_file(name), "read")? else {
-            return Ok(None);
-        };
-        if meta.file_type != FileType::File {
-            // Swapped since it was looked at: the next snapshot takes it for what it then is.
-            return Ok(None);
-        }
-        let allowance = self.meter.file_allowance();
-        if meta.size > allowance {
-            self.meter.file(meta.size, &self.path)?;
-        }
-        let stored = self.batch.put_reader(&mut file, allowance);
-        let (blob, size) = stored.map_err(|e| e.at(&self.path))?;
-        self.count(&meta, size)?;
-        self.report.read_files += 1;
-        self.report.read_bytes += size;
-        // Written to while it was read: what was read is kept, and the stamp (of before) will not cover it again.
-        let meta = Meta { size, ..meta };
-        let stamp = Stamp::new(&meta, self.tick);
-        Ok(Some(Seen::File { stamp, blob }))
-    }
-
-    fn count(&mut self, meta: &Meta, size: u64) -> Result<(), Error> {
-        self.meter.file(size, &self.path)?;
-        self.report.files += 1;
-        self.report.bytes += size;
-        self.report.hard_linked += u64::from(meta.is_shared);
-        Ok(())
-    }
-
-    /// Takes a name that vanished, or became something else, between two calls for one that is not there.
-    fn present<T>(&self, result: io::Result<T>, doing: &'static str) -> Result<Option<T>, Error> {
-        const GONE: [i32; 5] = [
-            nix::libc::ENOENT,
-            nix::libc::ENOTDIR,
-            nix::libc::ELOOP,
-            nix::libc::ENXIO,
-            nix::libc::EINVAL,
-        ];
-        match result {
-            Ok(value) => Ok(Some(value)),
-            Err(error) if error.raw_os_error().is_some_and(|code| GONE.contains(&code)) => Ok(None),
-            Err(error) => Err(Error::io(doing, &self.path, error)),
-        }
-    }
-
-    fn skip(&mut self, what: SpecialFile) {
-        self.report.skipped_total += 1;
-        if self.report.skipped.len() < MOST_NAMED {
-            let path = shown(&self.path);
-            self.report.skipped.push(Skipped { path, what });
-        }
-    }
-
-    fn store(&mut self, items: Vec<Item>) -> Result<Known, Error> {
-        let mut entries = Vec::with_capacity(items.len());
-        let mut times = Vec::with_capacity(items.len());
-        for Item { name, seen } in &items {
-            let (node, time) = seen.split();
-            let name = Name::new(name).map_err(|e| {
-                let invalid = io::Error::new(io::ErrorKind::InvalidFilename, e);
-                Error::io("keep a name in", &self.path, invalid)
-            })?;
-            entries.push(Entry { name, node });
-            times.push(time);
-        }
-        let unsound = || Error::io("keep", &self.path, io::Error::from(io::ErrorKind::InvalidData));
-        let tree = Tree::new(entries).ok_or_else(unsound)?;
-        let tree = self.batch.put(&tree.encode())?;
-        let times = self.batch.put(&Times(times).encode())?;
-        Ok(Known {
-            tree: TreeId::from_bytes(*tree.as_bytes()),
-            times: Some(times),
-            items,
         })
     }
 }
@@ -267,13 +95,29 @@ impl Seen {
     /// What of it has an identity, and what has none.
     pub(super) fn split(&self) -> (Node, Time) {
         match self {
-            Self::File { stamp, blob } => {
-                let (mode, size, blob) = (stamp.mode, stamp.size, *blob);
-                (Node::File { mode, size, blob }, at(stamp.mtime, None))
+            Self::File {
+                stamp,
+                blob,
+                attributes,
+            } => {
+                let (mode, size, blob, attributes) = (stamp.mode, stamp.size, *blob, *attributes);
+                let node = Node::File {
+                    mode,
+                    size,
+                    blob,
+                    attributes,
+                };
+                (node, at(stamp.mtime, None))
             }
-            Self::Directory { mode, mtime, inner } => {
-                let (mode, tree) = (*mode, inner.tree);
-                (Node::Directory { mode, tree }, at(*mtime, inner.times))
+            Self::Directory {
+                mode,
+                mtime,
+                attributes,
+                inner,
+            } => {
+                let (mode, tree, attributes) = (*mode, inner.tree, *attributes);
+                let node = Node::Directory { mode, tree, attributes };
+                (node, at(*mtime, inner.times))
             }
             Self::Symlink { mtime, target } => {
                 let target = target.clone();
@@ -287,12 +131,6 @@ fn at(mtime: i64, inner: Option<BlobId>) -> Time {
     Time { mtime, inner }
 }
 
-/// Whether two looks at a directory make the same tree and the same times.
-fn same(before: &[Item], now: &[Item]) -> bool {
-    let alike = |a: &Item, b: &Item| a.name == b.name && a.seen.split() == b.seen.split();
-    before.len() == now.len() && before.iter().zip(now).all(|(a, b)| alike(a, b))
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
@@ -303,16 +141,8 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::testing::{Bench, build, cases, everything, plan, rebuild, snapshot, timeless};
+    use super::super::testing::{Bench, build, cases, everything, past_this_tick, plan, rebuild, snapshot, timeless};
     use super::*;
-
-    /// Waits until no file that exists can be racy any more.
-    fn past_this_tick() {
-        let now = tick().unwrap();
-        while tick().unwrap() <= now {
-            std::thread::yield_now();
-        }
-    }
 
     proptest! {
         #![proptest_config(cases(24))]

@@ -1,6 +1,6 @@
 //! What the tests of this folder share: random directories, and a full comparison of two of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
@@ -10,7 +10,8 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::folder::Folder;
+use super::attributes::Attributes;
+use super::folder::{Folder, tick};
 use super::index::Index;
 use super::limits::Limits;
 use super::name::shown;
@@ -172,11 +173,43 @@ pub fn everything(dir: &Path) -> BTreeMap<Vec<u8>, (u32, u64, i64, Vec<u8>)> {
     all
 }
 
+/// Names that are one file, and the extended attributes that paths have.
+pub type Beside = (BTreeSet<BTreeSet<Vec<u8>>>, BTreeMap<Vec<u8>, Attributes>);
+
+/// Which names in a directory are one file, and the extended attributes of all.
+pub fn links_and_attributes(dir: &Path) -> Beside {
+    let mut inodes: BTreeMap<u64, BTreeSet<Vec<u8>>> = BTreeMap::new();
+    let mut attributes = BTreeMap::new();
+    for name in everything(dir).into_keys() {
+        let path = dir.join(OsStr::from_bytes(&name));
+        let meta = fs::symlink_metadata(&path).unwrap();
+        if meta.is_file() || meta.is_dir() {
+            let found = Attributes::of(fs::File::open(&path).unwrap()).unwrap();
+            if found != Attributes::default() {
+                attributes.insert(name.clone(), found);
+            }
+        }
+        if meta.is_file() {
+            inodes.entry(meta.ino()).or_default().insert(name);
+        }
+    }
+    let links = inodes.into_values().filter(|names| names.len() > 1).collect();
+    (links, attributes)
+}
+
 /// The same without times.
 pub fn timeless(dir: &Path) -> BTreeMap<Vec<u8>, (u32, u64, Vec<u8>)> {
     let all = everything(dir).into_iter();
     all.map(|(name, (mode, size, _, content))| (name, (mode, size, content)))
         .collect()
+}
+
+/// Waits until nothing that exists can be racy any more.
+pub fn past_this_tick() {
+    let now = tick().unwrap();
+    while tick().unwrap() <= now {
+        std::thread::yield_now();
+    }
 }
 
 pub fn snapshot(trees: &Trees, dir: &Path, base: Option<&Index>) -> Snapshot {

@@ -17,7 +17,7 @@ const MAGIC: &[u8; 3] = b"EXM";
 pub(super) const UNRECORDED: i64 = 946_684_800 * 1_000_000_000;
 
 /// The times of one directory's entries, in the order of its tree.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Times(pub Vec<Time>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

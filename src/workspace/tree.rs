@@ -1,26 +1,36 @@
 //! Trees: what a directory holds, in the one encoding whose hash is its identity.
 //!
-//! Format version 1, all integers little-endian:
+//! Integers are little-endian:
 //!
 //! ```text
-//! "EXT" version:u8 count:u32 entry*            entries ascend strictly by the bytes of their names
+//! "EXT" 1:u8 count:u32 entry*                  entries ascend strictly by the bytes of their names
+//! "EXT" 2:u8 has_links:u8 [links:[32]] count:u32 entry*
 //! entry     = kind:u8 name_len:u16 name …
 //!   1 file      mode:u16 size:u64 blob:[32]
 //!   2 directory mode:u16 tree:[32]
 //!   3 symlink   target_len:u32 target
+//!   4 file      mode:u16 size:u64 blob:[32] attributes:[32]      version 2 alone
+//!   5 directory mode:u16 tree:[32] attributes:[32]               version 2 alone
 //! ```
 //!
-//! A mode has the nine permission bits. Owners, times, and which names share one inode are no part of it: equal content
-//! has an equal id on every machine and in every run. Times are kept beside it, see `times.rs`.
+//! Version 2 is for what version 1 cannot say: extended attributes (`attributes.rs`), and in a root which names share one
+//! inode (`links.rs`). A tree without them has version 1, so what was stored before keeps its id.
+//!
+//! A mode has the nine permission bits. Owners and times are no part of it: equal content has an equal id on every machine
+//! and in every run. Times are kept beside it, see `times.rs`. Holes of sparse files are no part of it either.
 
 use super::id::{BlobId, TreeId};
 use super::name::Name;
 
-pub(super) const FORMAT_VERSION: u8 = 1;
+/// The newest version.
+pub(super) const FORMAT_VERSION: u8 = 2;
+const PLAIN: u8 = 1;
 const MAGIC: &[u8; 3] = b"EXT";
 const FILE: u8 = 1;
 const DIRECTORY: u8 = 2;
 const SYMLINK: u8 = 3;
+const FILE_WITH_ATTRIBUTES: u8 = 4;
+const DIRECTORY_WITH_ATTRIBUTES: u8 = 5;
 /// PATH_MAX of Linux without its NUL.
 pub(super) const LONGEST_TARGET: usize = 4095;
 
@@ -28,6 +38,7 @@ pub(super) const LONGEST_TARGET: usize = 4095;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tree {
     entries: Vec<Entry>,
+    links: Option<BlobId>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,15 +54,28 @@ pub enum Node {
         mode: u16,
         size: u64,
         blob: BlobId,
+        /// Its extended attributes, where it has any.
+        attributes: Option<BlobId>,
     },
     Directory {
         mode: u16,
         tree: TreeId,
+        attributes: Option<BlobId>,
     },
     /// The target is data: nothing here ever follows it.
-    Symlink {
-        target: Vec<u8>,
-    },
+    Symlink { target: Vec<u8> },
+}
+
+impl Node {
+    /// The same without extended attributes.
+    pub(super) fn bare(&self) -> Self {
+        let mut bare = self.clone();
+        match &mut bare {
+            Self::File { attributes, .. } | Self::Directory { attributes, .. } => *attributes = None,
+            Self::Symlink { .. } => {}
+        }
+        bare
+    }
 }
 
 /// Why bytes are no tree of ours.
@@ -72,7 +96,17 @@ impl Tree {
             Node::File { mode, .. } | Node::Directory { mode, .. } => *mode <= 0o777,
             Node::Symlink { target } => is_target(target),
         });
-        (unique && sound).then_some(Self { entries })
+        (unique && sound).then_some(Self { entries, links: None })
+    }
+
+    /// The same as the root of a workspace in which some names share an inode.
+    pub(super) fn with_links(self, links: Option<BlobId>) -> Self {
+        Self { links, ..self }
+    }
+
+    /// Which names below share an inode; of a root alone.
+    pub(super) fn links(&self) -> Option<BlobId> {
+        self.links
     }
 
     pub fn entries(&self) -> &[Entry] {
@@ -87,25 +121,40 @@ impl Tree {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(8 + self.entries.len() * 64);
         out.extend_from_slice(MAGIC);
-        out.push(FORMAT_VERSION);
+        if self.is_plain() {
+            out.push(PLAIN);
+        } else {
+            out.push(FORMAT_VERSION);
+            out.push(u8::from(self.links.is_some()));
+            out.extend_from_slice(self.links.as_ref().map_or(&[], |links| links.as_bytes()));
+        }
         out.extend_from_slice(&(self.entries.len() as u32).to_le_bytes());
         for Entry { name, node } in &self.entries {
             out.push(match node {
-                Node::File { .. } => FILE,
-                Node::Directory { .. } => DIRECTORY,
+                Node::File { attributes: None, .. } => FILE,
+                Node::File { .. } => FILE_WITH_ATTRIBUTES,
+                Node::Directory { attributes: None, .. } => DIRECTORY,
+                Node::Directory { .. } => DIRECTORY_WITH_ATTRIBUTES,
                 Node::Symlink { .. } => SYMLINK,
             });
             out.extend_from_slice(&(name.len() as u16).to_le_bytes());
             out.extend_from_slice(name);
             match node {
-                Node::File { mode, size, blob } => {
+                Node::File {
+                    mode,
+                    size,
+                    blob,
+                    attributes,
+                } => {
                     out.extend_from_slice(&mode.to_le_bytes());
                     out.extend_from_slice(&size.to_le_bytes());
                     out.extend_from_slice(blob.as_bytes());
+                    out.extend_from_slice(attributes.as_ref().map_or(&[], |id| id.as_bytes()));
                 }
-                Node::Directory { mode, tree } => {
+                Node::Directory { mode, tree, attributes } => {
                     out.extend_from_slice(&mode.to_le_bytes());
                     out.extend_from_slice(tree.as_bytes());
+                    out.extend_from_slice(attributes.as_ref().map_or(&[], |id| id.as_bytes()));
                 }
                 Node::Symlink { target } => {
                     out.extend_from_slice(&(target.len() as u32).to_le_bytes());
@@ -116,10 +165,28 @@ impl Tree {
         out
     }
 
+    /// Whether version 1 can say it.
+    fn is_plain(&self) -> bool {
+        let has_none = |entry: &Entry| match &entry.node {
+            Node::File { attributes, .. } | Node::Directory { attributes, .. } => attributes.is_none(),
+            Node::Symlink { .. } => true,
+        };
+        self.links.is_none() && self.entries.iter().all(has_none)
+    }
+
     /// Reads what [`Tree::encode`] writes and nothing else: one tree has one encoding.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, Undecodable> {
         let mut input = Input(bytes);
-        input.header(MAGIC, FORMAT_VERSION)?;
+        let version = input.begin(MAGIC)?;
+        let links = match version {
+            PLAIN => None,
+            FORMAT_VERSION => match input.array::<1>()?[0] {
+                0 => None,
+                1 => Some(input.address()?),
+                _ => return Err(Undecodable::Malformed("neither with nor without links")),
+            },
+            found => return Err(Undecodable::Version(found)),
+        };
         let count = input.u32()?;
         let mut entries: Vec<Entry> = Vec::new();
         for _ in 0..count {
@@ -130,14 +197,16 @@ impl Tree {
                 return Err(Undecodable::Malformed("names out of order"));
             }
             let node = match kind {
-                FILE => Node::File {
+                FILE | FILE_WITH_ATTRIBUTES => Node::File {
                     mode: input.mode()?,
                     size: u64::from_le_bytes(input.array()?),
-                    blob: BlobId::from_bytes(input.array()?),
+                    blob: input.address()?,
+                    attributes: (kind != FILE).then(|| input.address()).transpose()?,
                 },
-                DIRECTORY => Node::Directory {
+                DIRECTORY | DIRECTORY_WITH_ATTRIBUTES => Node::Directory {
                     mode: input.mode()?,
                     tree: TreeId::from_bytes(input.array()?),
+                    attributes: (kind != DIRECTORY).then(|| input.address()).transpose()?,
                 },
                 SYMLINK => {
                     let length = input.u32()? as usize;
@@ -152,7 +221,11 @@ impl Tree {
             entries.push(Entry { name, node });
         }
         input.end()?;
-        Ok(Self { entries })
+        let tree = Self { entries, links };
+        if tree.is_plain() != (version == PLAIN) {
+            return Err(Undecodable::Malformed("not in the version that says it"));
+        }
+        Ok(tree)
     }
 }
 
@@ -190,11 +263,20 @@ impl<'a> Input<'a> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    pub fn header(&mut self, magic: &[u8; 3], version: u8) -> Result<(), Undecodable> {
+    pub fn address(&mut self) -> Result<BlobId, Undecodable> {
+        Ok(BlobId::from_bytes(self.array()?))
+    }
+
+    /// Reads the magic and gives the version.
+    pub fn begin(&mut self, magic: &[u8; 3]) -> Result<u8, Undecodable> {
         if self.array::<3>()? != *magic {
             return Err(Undecodable::Malformed("it does not begin like one"));
         }
-        match self.array::<1>()?[0] {
+        Ok(self.array::<1>()?[0])
+    }
+
+    pub fn header(&mut self, magic: &[u8; 3], version: u8) -> Result<(), Undecodable> {
+        match self.begin(magic)? {
             found if found == version => Ok(()),
             found => Err(Undecodable::Version(found)),
         }
@@ -235,6 +317,7 @@ mod tests {
                 node: Node::Directory {
                     mode: 0o755,
                     tree: TreeId::from_bytes([7; 32]),
+                    attributes: None,
                 },
             },
             Entry {
@@ -243,6 +326,7 @@ mod tests {
                     mode: 0o640,
                     size: 3,
                     blob: BlobId::from_bytes([9; 32]),
+                    attributes: None,
                 },
             },
         ];
@@ -262,6 +346,21 @@ mod tests {
     }
 
     #[test]
+    fn version_2_says_attributes_and_links() {
+        let mut tree = sample().with_links(Some(BlobId::from_bytes([5; 32])));
+        let Node::File { attributes, .. } = &mut tree.entries[0].node else {
+            panic!("not a file");
+        };
+        *attributes = Some(BlobId::from_bytes([4; 32]));
+        let bytes = tree.encode();
+        assert_eq!(&bytes[..5], b"EXT\x02\x01");
+        assert_eq!(Tree::decode(&bytes).unwrap(), tree);
+        for cut in 0..bytes.len() {
+            assert!(Tree::decode(&bytes[..cut]).is_err(), "cut at {cut}");
+        }
+    }
+
+    #[test]
     fn nothing_else_decodes() {
         let bytes = sample().encode();
         for cut in 0..bytes.len() {
@@ -274,8 +373,16 @@ mod tests {
             Err(Undecodable::Malformed("bytes after its end"))
         );
         let mut newer = bytes;
-        newer[3] = 2;
-        assert_eq!(Tree::decode(&newer), Err(Undecodable::Version(2)));
+        newer[3] = 3;
+        assert_eq!(Tree::decode(&newer), Err(Undecodable::Version(3)));
+        // Version 2 without need.
+        let mut padded = sample().encode();
+        padded[3] = 2;
+        padded.insert(4, 0);
+        assert_eq!(
+            Tree::decode(&padded),
+            Err(Undecodable::Malformed("not in the version that says it"))
+        );
 
         let mut swapped = sample();
         swapped.entries.swap(0, 1);
@@ -287,6 +394,7 @@ mod tests {
         set_id.entries[0].node = Node::Directory {
             mode: 0o4755,
             tree: TreeId::from_bytes([7; 32]),
+            attributes: None,
         };
         assert_eq!(
             Tree::decode(&set_id.encode()),

@@ -5,9 +5,11 @@ use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 
+use super::attributes::{self, Attributes};
 use super::blobs::Blobs;
 use super::error::Error;
 use super::id::{BlobId, TreeId};
+use super::links::{self, Links};
 use super::times::{self, Times};
 use super::tree::{self, Tree, Undecodable};
 
@@ -22,7 +24,7 @@ pub struct Trees {
 /// A workspace as it was: its tree, which is its identity, and the times that go with it where they are known.
 ///
 /// Compare trees, not revisions: two runs that did the same have one tree and different times.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Revision {
     pub tree: TreeId,
     /// The recorded modification times; without them everything dates from 2000-01-01.
@@ -73,6 +75,24 @@ impl Trees {
     pub fn tree(&self, id: TreeId) -> Result<Tree, Error> {
         let bytes = self.blobs.get(id.blob())?;
         Tree::decode(&bytes).map_err(|e| undecodable(id.blob(), "tree", tree::FORMAT_VERSION, e))
+    }
+
+    /// Reads extended attributes; none have no object.
+    pub(super) fn attributes(&self, id: Option<BlobId>) -> Result<Attributes, Error> {
+        let Some(id) = id else {
+            return Ok(Attributes::default());
+        };
+        let bytes = self.blobs.get(id)?;
+        Attributes::decode(&bytes).map_err(|e| undecodable(id, "attributes", attributes::FORMAT_VERSION, e))
+    }
+
+    /// Reads which names share an inode.
+    pub(super) fn links(&self, id: Option<BlobId>) -> Result<Links, Error> {
+        let Some(id) = id else {
+            return Ok(Links::default());
+        };
+        let bytes = self.blobs.get(id)?;
+        Links::decode(&bytes).map_err(|e| undecodable(id, "links", links::FORMAT_VERSION, e))
     }
 
     /// Reads the times of `tree`'s entries.

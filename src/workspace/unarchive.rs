@@ -1,23 +1,27 @@
-//! A tar stream becomes a tree: uploads from people and from guests.
+//! A tar stream or a zip file becomes a tree: uploads from people and from guests.
 //!
 //! The tree is put together in memory and the contents go to the store, so no name from an archive ever touches a path of
-//! the host. Plain, gzip and zstd streams are told apart by their first bytes. What is refused is a [`Refusal`]; the rules:
+//! the host. Plain, gzip and zstd streams and zip files (`unzip.rs`) are told apart by their first bytes. What is refused is a [`Refusal`]; the rules:
 //!
 //! - names are relative, without `..`; `.` and empty components fall away; missing directories are made (0755);
 //! - nothing is placed below a name that is not a directory, so nothing is written through a link;
-//! - a symlink's target is data and may be anything; a hard link must name a file that came before it in the archive;
+//! - a symlink's target is data and may be anything, for nothing here follows it; a hard link must name a file that came
+//!   before it in the archive, and is kept as one;
 //! - of two entries with one name the later counts (as tar itself has it), but a directory and another thing contradict;
-//! - modes keep the permission bits alone, owners and extended attributes are dropped;
+//! - modes keep the permission bits alone, owners are dropped, of extended attributes those of `user.*` are kept;
 //! - devices, FIFOs, sparse and unknown entries are refused, and so is a stream that unpacks to more than `RATIO` times
 //!   its size (see `unpack.rs`).
 
+use std::collections::HashMap;
 use std::io::{self, Read};
 
-use tar::{Archive, EntryType, PaxExtensions};
+use tar::{Archive, EntryType};
 
+use super::attributes::Attributes;
 use super::draft::{Draft, DraftFile, Leaf, PlaceError};
 use super::error::Error;
 use super::limits::{Limits, Meter};
+use super::links::Links;
 use super::name::{Name, shown};
 use super::tree::LONGEST_TARGET;
 use super::trees::{Revision, Trees};
@@ -50,12 +54,13 @@ pub enum Refusal {
     Ratio,
     #[error("more bytes around its files than the limits allow")]
     Endless,
-    #[error("it is not a tar archive (plain, gzip or zstd): {0}")]
+    #[error("it is no tar archive (plain, gzip or zstd) and no zip file: {0}")]
     Malformed(String),
 }
 
-/// The longest extended header or long name that is read.
-const LONGEST_EXTENSION: u64 = 64 << 10;
+/// The longest long name that is read, and the longest extended header: that may have attributes.
+const LONGEST_NAME: u64 = 64 << 10;
+const LONGEST_EXTENSION: u64 = 1 << 20;
 
 impl Trees {
     /// Stores what a tar stream holds, durably before it returns. Memory use follows the number of entries, not their size.
@@ -65,24 +70,36 @@ impl Trees {
     /// stream itself fails; [`Error::Io`].
     pub fn read_tar(&self, stream: &mut dyn Read, limits: Limits) -> Result<Revision, Error> {
         let most = limits.total_bytes.saturating_add(limits.entries.saturating_mul(2048));
-        let stream = unpacked(stream, most)?;
-        let mut upload = Upload {
-            batch: self.blobs.batch(),
-            meter: Meter::new(limits),
-            draft: Draft::new(0o755, 0),
-        };
-        upload.entries(stream)?;
-        let Upload { mut batch, draft, .. } = upload;
-        let revision = draft.store(&mut batch)?;
-        batch.commit()?;
-        Ok(revision)
+        let mut upload = Upload::new(self.blobs.batch(), limits);
+        upload.entries(unpacked(stream, most)?)?;
+        upload.store()
+    }
+
+    /// Stores what a tar stream or a zip file holds, whichever it is.
+    ///
+    /// # Errors
+    /// As [`Trees::read_tar`].
+    pub fn read_archive(&self, stream: &mut dyn Read, limits: Limits) -> Result<Revision, Error> {
+        let mut magic = Vec::new();
+        stream.take(4).read_to_end(&mut magic).map_err(Error::Source)?;
+        let is_zip = magic.starts_with(b"PK\x03\x04") || magic.starts_with(b"PK\x05\x06");
+        let mut whole = io::Cursor::new(magic).chain(stream);
+        if is_zip {
+            self.read_zip(&mut whole, limits)
+        } else {
+            self.read_tar(&mut whole, limits)
+        }
     }
 }
 
-struct Upload {
-    batch: super::batch::Batch,
-    meter: Meter,
+/// An archive on its way into the store.
+pub(super) struct Upload {
+    pub batch: super::batch::Batch,
+    pub meter: Meter,
     draft: Draft,
+    /// The group of each path that shares its inode with others.
+    groups: HashMap<Vec<u8>, usize>,
+    made_groups: usize,
 }
 
 /// What extension entries say of the entry that follows.
@@ -91,9 +108,47 @@ struct Ahead {
     path: Option<Vec<u8>>,
     target: Option<Vec<u8>>,
     mtime: Option<i64>,
+    attributes: Attributes,
 }
 
 impl Upload {
+    pub fn new(batch: super::batch::Batch, limits: Limits) -> Self {
+        Self {
+            batch,
+            meter: Meter::new(limits),
+            draft: Draft::new(0o755, 0),
+            groups: HashMap::new(),
+            made_groups: 0,
+        }
+    }
+
+    pub fn store(self) -> Result<Revision, Error> {
+        let Self {
+            mut batch,
+            draft,
+            groups,
+            ..
+        } = self;
+        let mut links: HashMap<usize, Vec<Vec<u8>>> = HashMap::new();
+        for (path, group) in groups {
+            links.entry(group).or_default().push(path);
+        }
+        let revision = draft.store(&Links::new(links.into_values()), &mut batch)?;
+        batch.commit()?;
+        Ok(revision)
+    }
+
+    /// Puts a leaf at the path that an entry has.
+    pub fn place(&mut self, path: &[u8], names: &[Name], leaf: Leaf) -> Result<(), Error> {
+        let placed = self.draft.place(names, leaf, &mut self.meter);
+        placed.map_err(|e| match e {
+            PlaceError::Refused(refusal) => refused(path, refusal),
+            PlaceError::Limit(error) => error.at(path),
+        })?;
+        self.groups.remove(&joined(names));
+        Ok(())
+    }
+
     fn entries(&mut self, stream: impl Read) -> Result<(), Error> {
         let mut archive = Archive::new(stream);
         let mut ahead = Ahead::default();
@@ -107,9 +162,9 @@ impl Upload {
             match entry.header().entry_type() {
                 EntryType::GNULongName => ahead.path = Some(text(&mut entry, &name)?),
                 EntryType::GNULongLink => ahead.target = Some(text(&mut entry, &name)?),
-                EntryType::XHeader => extend(&mut ahead, &extension(&mut entry, &name)?, &name)?,
+                EntryType::XHeader => extend(&mut ahead, &extension(&mut entry, &name, LONGEST_EXTENSION)?, &name)?,
                 EntryType::XGlobalHeader => {
-                    extension(&mut entry, &name)?;
+                    extension(&mut entry, &name, LONGEST_EXTENSION)?;
                 }
                 kind => {
                     let ahead = std::mem::take(&mut ahead);
@@ -139,6 +194,13 @@ impl Upload {
         let mode = (header.mode().map_err(malformed)? & 0o777) as u16;
         let seconds = i64::try_from(header.mtime().map_err(malformed)?).unwrap_or(i64::MAX);
         let mtime = ahead.mtime.unwrap_or(seconds.saturating_mul(1_000_000_000));
+        let attributes = match ahead.attributes.encoded() {
+            None => None,
+            Some(bytes) => {
+                self.meter.file(bytes.len() as u64, path)?;
+                Some(self.batch.put(&bytes)?)
+            }
+        };
         let link = || {
             ahead
                 .target
@@ -147,9 +209,9 @@ impl Upload {
         };
         let leaf = match kind {
             EntryType::Regular | EntryType::Continuous if path.ends_with(b"/") => {
-                Leaf::Directory(Draft::new(mode, mtime))
+                Leaf::Directory(Draft::new(mode, mtime).with_attributes(attributes))
             }
-            EntryType::Directory => Leaf::Directory(Draft::new(mode, mtime)),
+            EntryType::Directory => Leaf::Directory(Draft::new(mode, mtime).with_attributes(attributes)),
             EntryType::Regular | EntryType::Continuous => {
                 let size = entry.size();
                 self.meter.file(size, path)?;
@@ -162,15 +224,25 @@ impl Upload {
                     mode,
                     size,
                     blob,
+                    attributes,
                     mtime,
                 })
             }
             EntryType::Link => {
                 let target = link().unwrap_or_default();
-                let file = self::names(&target).ok().and_then(|names| self.draft.file(&names));
-                let file = file.ok_or_else(|| refused(path, Refusal::HardLink(shown(&target))))?;
+                let found = self::names(&target)
+                    .ok()
+                    .and_then(|names| Some((joined(&names), self.draft.file(&names)?)));
+                let (target, file) = found.ok_or_else(|| refused(path, Refusal::HardLink(shown(&target))))?;
                 self.meter.file(file.size, path)?;
-                Leaf::File(file)
+                if target != joined(&names) {
+                    self.place(path, &names, Leaf::File(file))?;
+                    self.made_groups += 1;
+                    let fresh = self.made_groups;
+                    let group = *self.groups.entry(target).or_insert(fresh);
+                    self.groups.insert(joined(&names), group);
+                }
+                return Ok(());
             }
             EntryType::Symlink => {
                 let target = link().filter(|target| !target.is_empty() && !target.contains(&0));
@@ -186,15 +258,16 @@ impl Upload {
                 return Err(refused(path, Refusal::Unsupported(name)));
             }
         };
-        self.draft.place(&names, leaf, &mut self.meter).map_err(|e| match e {
-            PlaceError::Refused(refusal) => refused(path, refusal),
-            PlaceError::Limit(error) => error.at(path),
-        })
+        self.place(path, &names, leaf)
     }
 }
 
+fn joined(names: &[Name]) -> Vec<u8> {
+    names.iter().map(|name| &**name).collect::<Vec<&[u8]>>().join(&b'/')
+}
+
 /// The components of an entry's name.
-fn names(path: &[u8]) -> Result<Vec<Name>, Refusal> {
+pub(super) fn names(path: &[u8]) -> Result<Vec<Name>, Refusal> {
     if path.starts_with(b"/") {
         return Err(Refusal::Absolute);
     }
@@ -211,20 +284,38 @@ fn names(path: &[u8]) -> Result<Vec<Name>, Refusal> {
 
 /// Takes from an extended header what counts here; what would change how the content is to be read is refused.
 fn extend(ahead: &mut Ahead, bytes: &[u8], name: &[u8]) -> Result<(), Error> {
-    for extension in PaxExtensions::new(bytes) {
-        let extension = extension.map_err(|e| broken(name, e))?;
-        let value = extension.value_bytes().to_vec();
-        match extension.key_bytes() {
+    let mut left = bytes;
+    while !left.is_empty() {
+        let malformed = || refused(name, Refusal::Malformed("an extended header that is none".to_owned()));
+        let (key, value, rest) = record(left).ok_or_else(malformed)?;
+        left = rest;
+        let value = value.to_vec();
+        match key {
             b"path" => ahead.path = Some(value),
             b"linkpath" => ahead.target = Some(value),
             b"mtime" => ahead.mtime = nanoseconds(&value),
             key if key == b"size" || key.starts_with(b"GNU.sparse.") => {
                 return Err(refused(name, Refusal::Unsupported(format!("pax {}", shown(key)))));
             }
-            _ => {} // owners, attributes, comments
+            key => {
+                // Owners, comments, and attributes that are not for us, fall away.
+                if let Some(key) = key.strip_prefix(b"SCHILY.xattr.") {
+                    ahead.attributes.insert(key, &value);
+                }
+            }
         }
     }
     Ok(())
+}
+
+/// The first record of an extended header, `length key=value\n`, and what comes after it. A value may have line breaks.
+fn record(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let space = bytes.iter().position(|byte| *byte == b' ')?;
+    let length: usize = std::str::from_utf8(&bytes[..space]).ok()?.parse().ok()?;
+    let (whole, rest) = bytes.split_at_checked(length)?;
+    let body = whole.get(space + 1..)?.strip_suffix(b"\n")?;
+    let equals = body.iter().position(|byte| *byte == b'=')?;
+    Some((&body[..equals], &body[equals + 1..], rest))
 }
 
 /// A decimal number of seconds as pax has it, `-?digits[.digits]`.
@@ -238,8 +329,8 @@ fn nanoseconds(text: &[u8]) -> Option<i64> {
     Some(seconds.saturating_mul(1_000_000_000).saturating_add(signed))
 }
 
-fn extension(entry: &mut tar::Entry<'_, impl Read>, name: &[u8]) -> Result<Vec<u8>, Error> {
-    if entry.size() > LONGEST_EXTENSION {
+fn extension(entry: &mut tar::Entry<'_, impl Read>, name: &[u8], most: u64) -> Result<Vec<u8>, Error> {
+    if entry.size() > most {
         return Err(refused(name, Refusal::TooLong));
     }
     let mut bytes = Vec::new();
@@ -249,19 +340,19 @@ fn extension(entry: &mut tar::Entry<'_, impl Read>, name: &[u8]) -> Result<Vec<u
 
 /// A long name: up to its first NUL.
 fn text(entry: &mut tar::Entry<'_, impl Read>, name: &[u8]) -> Result<Vec<u8>, Error> {
-    let mut bytes = extension(entry, name)?;
+    let mut bytes = extension(entry, name, LONGEST_NAME)?;
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     bytes.truncate(end);
     Ok(bytes)
 }
 
-fn refused(entry: &[u8], refusal: Refusal) -> Error {
+pub(super) fn refused(entry: &[u8], refusal: Refusal) -> Error {
     let entry = shown(entry);
     Error::Archive { entry, refusal }
 }
 
 /// What it means that reading the archive failed.
-fn broken(entry: &[u8], error: io::Error) -> Error {
+pub(super) fn broken(entry: &[u8], error: io::Error) -> Error {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(at) = cause {
         if let Some(refusal) = at.downcast_ref::<Refusal>() {
@@ -279,7 +370,7 @@ fn broken(entry: &[u8], error: io::Error) -> Error {
     refused(entry, Refusal::Malformed(error.to_string()))
 }
 
-fn unreadable(entry: &[u8], error: Error) -> Error {
+pub(super) fn unreadable(entry: &[u8], error: Error) -> Error {
     match error {
         Error::Source(error) => broken(entry, error),
         other => other.at(entry),
@@ -460,7 +551,7 @@ mod tests {
         let dir = bench.made("like", &[].into());
         std::fs::create_dir(dir.join("dir")).unwrap();
         std::fs::write(dir.join("dir/f"), "second").unwrap();
-        std::fs::write(dir.join("h"), "second").unwrap();
+        std::fs::hard_link(dir.join("dir/f"), dir.join("h")).unwrap();
         std::os::unix::fs::symlink("/etc/../x//y", dir.join("s")).unwrap();
         assert_eq!(snapshot(&bench.trees, &dir, None).revision.tree, revision.tree);
     }

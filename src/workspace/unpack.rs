@@ -8,7 +8,7 @@ use super::unarchive::Refusal;
 /// How many bytes one packed byte may become.
 pub(super) const RATIO: u64 = 200;
 /// Up to this many bytes, any ratio is fine.
-const FREE: u64 = 64 << 20;
+pub(super) const FREE: u64 = 64 << 20;
 /// The stream without its packing, bounded in size and in ratio.
 pub(super) fn unpacked(stream: &mut dyn Read, most: u64) -> Result<impl Read, Error> {
     let mut stream = BufReader::with_capacity(128 << 10, Counted { stream, count: 0 });

@@ -11,7 +11,8 @@ use exuvia::chaos::KillAt;
 use exuvia::clock::{Clock, System, Timestamp};
 use exuvia::fleet::{self, Fleet, OnShutdown, Recovered};
 use exuvia::run::hub::Hub;
-use exuvia::run::{Service, Shop, bench};
+use exuvia::run::lease::LEASE;
+use exuvia::run::{STALE_AFTER, Service, Shop, bench};
 use exuvia::sandbox::backend::Backends;
 use exuvia::sandbox::backend::fake::Fake;
 use exuvia::sandbox::disk::Volumes;
@@ -234,6 +235,8 @@ fn service(data: &Path, fake: &Arc<Fake>, clock: &Later, slots: usize) -> (Servi
         hub: Hub::default(),
         host: "bed".into(),
         kill_at: KillAt::Never,
+        stale_after: STALE_AFTER,
+        lease: LEASE,
     };
     let service = Service::new(Arc::new(shop), pool, mirror, data.to_owned(), slots).unwrap();
     (service, store)

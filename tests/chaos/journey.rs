@@ -63,22 +63,36 @@ pub struct Journey {
 
 /// Submits (or finds, by its key) the run on a server, and waits for its end.
 pub async fn travel(client: &mut Client) -> Journey {
-    let run = client.submit(keyed(KEY, &task())).await.unwrap().into_inner().run_id;
+    travel_as(client, KEY, &task()).await
+}
+
+/// The same for any task under any key.
+pub async fn travel_as(client: &mut Client, key: &str, task: &proto::Task) -> Journey {
+    let run = client.submit(keyed(key, task)).await.unwrap().into_inner().run_id;
     let events = until_end(client, &run, 0).await;
-    let claims = check_whole(&events);
     let now = client.get(get(&run)).await.unwrap().into_inner();
-    let result = Result {
-        state: now.state(),
-        transcript: transcript(client, &run).await,
-        tree: now.tree.clone(),
-        steps: now.used.unwrap().steps,
-        summary: now.outcome.unwrap().summary,
-    };
-    Journey {
-        run,
-        result,
-        events,
-        claims,
+    let transcript = transcript(client, &run).await;
+    Journey::of(now, events, transcript)
+}
+
+impl Journey {
+    /// Of a run that has ended, with all of its events.
+    pub fn of(now: proto::Run, events: Vec<proto::Event>, transcript: Vec<Value>) -> Self {
+        let claims = check_whole(&events);
+        let outcome = now.outcome.clone().unwrap();
+        let result = Result {
+            state: now.state(),
+            transcript,
+            tree: now.tree.clone(),
+            steps: now.used.unwrap().steps,
+            summary: outcome.fault.map_or(outcome.summary, |fault| fault.message),
+        };
+        Self {
+            run: now.run_id,
+            result,
+            events,
+            claims,
+        }
     }
 }
 

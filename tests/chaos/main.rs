@@ -8,6 +8,12 @@ mod support;
 
 mod boundaries;
 mod journey;
+mod moments;
 mod outages;
+mod project;
+mod random;
 mod sandboxes;
+mod stopped;
+mod storm;
 mod strays;
+mod weather;

@@ -1,6 +1,5 @@
 //! Kills at random instants, a sandbox that dies under its tool, and a drain.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
 use exuvia::api::proto::RunState;
@@ -11,32 +10,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::journey::{self, KEY, nothing_is_left, task, travel};
+use crate::random::Random;
 use crate::support::host::{images, init_of, sandboxes};
 use crate::support::script::Script;
 use crate::support::server::{LONG, Server};
 use crate::support::watch::{check_whole, kind, until, until_end};
 use crate::support::{Scratch, get, has_sandboxes, keyed, transcript};
-
-/// SplitMix64: the same seed gives the same kills.
-struct Random(u64);
-
-impl Random {
-    /// From `EXUVIA_SEED`, or new; printed, so that a failure can be had again.
-    fn new() -> Self {
-        let given = std::env::var("EXUVIA_SEED").ok().map(|text| text.parse().unwrap());
-        let seed = given.unwrap_or_else(|| RandomState::new().build_hasher().finish());
-        eprintln!("EXUVIA_SEED={seed}");
-        Self(seed)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % end
-    }
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn x1_killed_at_random_again_and_again_the_run_ends_as_if_nothing_had_been() {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use exuvia::sandbox::identity::FIRST_BASE;
-use exuvia::sandbox::{Backend, Error, Identity, Owned};
+use exuvia::sandbox::{Backend, Command, Error, Identity, Owned};
 
 use crate::support::{Bench, groups, no_zombies_stay, sh};
 
@@ -29,6 +29,21 @@ async fn a_sandbox_is_created_reached_and_leaves_no_trace() {
         assert!(matches!(bench.backend.usage(&handle).await, Err(Error::NotFound(_))));
     }
     no_zombies_stay();
+}
+
+#[tokio::test]
+async fn a_guest_is_alone_when_none_of_its_programs_runs() {
+    let Some(bench) = Bench::new("a_guest_is_alone_when_none_of_its_programs_runs") else {
+        return;
+    };
+    let sandbox = bench.open(bench.spec()).await;
+    sh(&sandbox, "true").await;
+    assert!(sandbox.is_alone().await, "agents that wait are the guest's");
+    let mut exec = sandbox.exec(Command::shell("echo here; sleep 60")).await.unwrap();
+    assert!(exec.output.recv().await.is_some());
+    assert!(!sandbox.is_alone().await);
+    drop(exec);
+    sandbox.close(Duration::ZERO).await.unwrap();
 }
 
 #[tokio::test]

@@ -49,6 +49,22 @@ pub fn init_of(sandbox: &str) -> Option<i32> {
     })
 }
 
+/// The processes that a process has for children.
+pub fn children(pid: i32) -> Vec<i32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    lists
+        .flat_map(|list| {
+            list.split_whitespace()
+                .filter_map(|pid| pid.parse().ok())
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
+
 /// The images of volumes of a data directory that loop devices hold. The kernel lets go of one some time after its mount is gone.
 pub fn images(data: &Path) -> Vec<String> {
     let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();

@@ -61,6 +61,7 @@ pub fn control(id: &str) -> proto::ControlRequest {
         by: "tester".into(),
         reason: "to see".into(),
         now: false,
+        accept: Vec::new(),
     }
 }
 

@@ -60,6 +60,15 @@ pub fn check_whole(events: &[proto::Event]) -> usize {
     let (mut alone, mut running) = (1, BTreeMap::new());
     let (mut asked, mut answered) = (BTreeSet::new(), BTreeSet::new());
     let mut finishes = BTreeSet::new();
+    // Calls with an effect outside that were cut off: a claim does not try them again.
+    let mut doubtful = BTreeMap::new();
+    let in_doubt: BTreeSet<u32> = events
+        .iter()
+        .filter_map(|event| match kind(event) {
+            Kind::OutcomeUnknown(unknown) => Some(unknown.step),
+            _ => None,
+        })
+        .collect();
     let (mut claims, mut fence) = (0, 0);
     for event in events {
         match kind(event) {
@@ -71,7 +80,8 @@ pub fn check_whole(events: &[proto::Event]) -> usize {
                 fence = claimed.fence;
                 if claims > 1 {
                     alone += 1;
-                    running.values_mut().for_each(|attempt| *attempt += 1);
+                    let again = running.iter_mut().filter(|(step, _)| !in_doubt.contains(step));
+                    again.for_each(|(_, attempt)| *attempt += 1);
                 }
                 continue;
             }
@@ -98,14 +108,26 @@ pub fn check_whole(events: &[proto::Event]) -> usize {
             }
             Kind::ToolLost(lost) => {
                 assert_eq!(running.insert(lost.step, lost.attempt + 1), Some(lost.attempt));
+                if !lost.retry {
+                    // It is what ends the run.
+                    running.remove(&lost.step);
+                }
+            }
+            Kind::OutcomeUnknown(unknown) => {
+                assert_eq!(running.remove(&unknown.step), Some(unknown.attempt), "{unknown:?}");
+                doubtful.insert(unknown.step, unknown.attempt);
+            }
+            Kind::ApprovalDecided(decided) => {
+                if let (Some(attempt), true) = (doubtful.remove(&decided.step), decided.approved) {
+                    running.insert(decided.step, attempt + 1);
+                }
             }
             Kind::CheckFinished(done) => assert_eq!(done.attempt, alone, "event {}", event.seq),
             Kind::ModelFailed(_)
             | Kind::CheckLost(_)
             | Kind::ApprovalRequested(_)
-            | Kind::ApprovalDecided(_)
             | Kind::Forked(_)
-            | Kind::OutcomeUnknown(_)
+            | Kind::Withheld(_)
             | Kind::NotDone(_)
             | Kind::PauseRequested(_)
             | Kind::Resumed(_)

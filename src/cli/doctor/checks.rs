@@ -94,16 +94,6 @@ fn control_groups() -> Vec<Finding> {
         let detail = format!("{version}: {}", writable.join(", "));
         findings.push(Finding::new("control groups", State::Ok, detail, ""));
     }
-    if hierarchies.version() == Version::V2 {
-        let detail =
-            "version 2 has no device controller without BPF: user namespaces and `nodev` alone keep devices out";
-        findings.push(Finding::new(
-            "device control group",
-            State::Weak,
-            detail,
-            "none needed with the default policy",
-        ));
-    }
     findings
 }
 
@@ -188,8 +178,12 @@ pub(super) async fn more(data_dir: &Path) -> Vec<Finding> {
 async fn docker(data_dir: &Path) -> Finding {
     const NAME: &str = "backend `docker`";
     match Docker::open(data_dir, None).await {
-        Ok(_) => {
-            let detail = "the engine answers; whoever may use its socket is root here";
+        Ok(docker) => {
+            let gvisor = match docker.gvisor() {
+                Ok(()) => "isolation `gvisor` too, by its runtime `runsc`".to_owned(),
+                Err(missing) => format!("no isolation `gvisor`: {missing}"),
+            };
+            let detail = format!("the engine answers; whoever may use its socket is root here; {gvisor}");
             Finding::new(NAME, State::Ok, detail, "")
         }
         Err(crate::sandbox::Error::Unsupported { missing, .. }) => Finding::new(NAME, State::Absent, missing, ""),

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::{Finding, State};
 use crate::sandbox::Limits;
 use crate::sandbox::disk::{Kind, Volumes};
+use crate::workspace::overlay::Bases;
 
 /// Really makes a volume within the default limits, and removes it.
 pub(super) fn quota(data_dir: &Path) -> Finding {
@@ -34,6 +35,28 @@ fn try_one(data_dir: &Path) -> Result<Kind, String> {
     let made = volumes.make(dir.path(), &limits, 65534);
     crate::sandbox::disk::clear(dir.path()).map_err(|error| text(&error))?;
     made.map(|_| kind).map_err(|error| text(&error))
+}
+
+/// Really lays a directory over a base, and removes it.
+pub(super) fn overlays(data_dir: &Path) -> Finding {
+    const NAME: &str = "workspaces over bases";
+    if let Err(error) = std::fs::create_dir_all(data_dir) {
+        return Finding::new(
+            NAME,
+            State::Weak,
+            error.to_string(),
+            "see that the data directory can be made",
+        );
+    }
+    match Bases::new(data_dir).support() {
+        Ok(()) => Finding::new(NAME, State::Ok, "overlays over idmapped bases", ""),
+        Err(lack) => Finding::new(
+            NAME,
+            State::Weak,
+            format!("not here ({lack}): workspaces are plain directories, written out and walked as a whole"),
+            "run as root on Linux 5.19 or later, with overlayfs, the data directory on ext4, xfs or btrfs",
+        ),
+    }
 }
 
 /// Each kind that a policy may demand with `disk_kind`.

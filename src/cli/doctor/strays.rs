@@ -12,6 +12,7 @@ use crate::sandbox::cgroup::Hierarchies;
 use crate::sandbox::strays::{self, Place};
 use crate::sandbox::{BackendName, identity, reconcile};
 use crate::workdir;
+use crate::workspace::overlay::Bases;
 
 const NAME: &str = "strays";
 const REMEDY: &str = "exuvia doctor --fix ends them";
@@ -84,9 +85,12 @@ fn left_behind(place: &Place, is_ours: bool) -> Result<Vec<String>, String> {
     let behind = behind
         .iter()
         .filter(|dir_of_one| !is_leased(dir, &dir_of_one.file_name().unwrap_or_default().to_string_lossy()));
+    let bases = Bases::new(dir).left_behind().map_err(|error| chain(&error))?;
+    let bases = bases.iter();
     Ok(sandboxes
         .map(|id| format!("sandbox `{id}`, of `{}`{remedy}", dir.display()))
         .chain(behind.map(|dir| format!("working directory `{}`{remedy}", dir.display())))
+        .chain(bases.map(|dir| format!("unfinished base `{}`{remedy}", dir.display())))
         .collect())
 }
 
@@ -107,6 +111,9 @@ async fn clear(place: &Place) -> Vec<String> {
     }
     if let Err(error) = workdir::sweep(dir, is_kept) {
         failed.push(format!("working directories of `{}`: {}", dir.display(), chain(&error)));
+    }
+    if let Err(error) = Bases::new(dir).sweep() {
+        failed.push(format!("unfinished bases of `{}`: {}", dir.display(), chain(&error)));
     }
     failed
 }

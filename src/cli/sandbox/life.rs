@@ -206,13 +206,30 @@ pub(super) async fn resume(args: One, server: &str, context: &Context) -> Result
     Ok(shown(&sandbox.into_inner(), context))
 }
 
+/// What is said where the policy gives less than was asked for.
+fn shorter_than(asked: Duration, sandbox: &proto::Sandbox, now: clock::Timestamp) -> Option<String> {
+    // The way to the server and back.
+    const SLACK_MS: i64 = 5000;
+    let ends = sandbox.expires_at?;
+    let granted = ends.seconds * 1000 + i64::from(ends.nanos) / 1_000_000 - now.0;
+    let wanted = i64::try_from(asked.as_millis()).unwrap_or(i64::MAX);
+    (granted.saturating_add(SLACK_MS) < wanted).then(|| {
+        let granted = Duration::from_secs(u64::try_from(granted / 1000).unwrap_or_default());
+        format!("it has {granted:?} from now, which is all that the policy's `wall_time` leaves, in place of {asked:?}")
+    })
+}
+
 pub(super) async fn renew(args: Renew, server: &str, context: &Context) -> Result<Exit, Error> {
     let request = proto::RenewRequest {
         sandbox_id: args.id,
         ttl: Some(span(args.ttl)?),
         by: crate::cli::person(),
     };
-    let sandbox = remote::sandboxes(server).await?.renew(request).await?.into_inner();
+    let mut client = remote::sandboxes(server).await?;
+    let sandbox = client.renew(request).await?.into_inner();
+    if let Some(said) = shorter_than(args.ttl, &sandbox, clock::System.now()) {
+        eprintln!("exuvia: {said}");
+    }
     Ok(shown(&sandbox, context))
 }
 
@@ -326,6 +343,23 @@ fn listing(sandboxes: &[proto::Sandbox], now: clock::Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn less_than_was_asked_for_is_said() {
+        let sandbox = proto::Sandbox {
+            expires_at: Some(prost_types::Timestamp {
+                seconds: 1060,
+                nanos: 0,
+            }),
+            ..proto::Sandbox::default()
+        };
+        let now = clock::Timestamp(1_000_000);
+        assert_eq!(shorter_than(Duration::from_secs(62), &sandbox, now), None);
+        assert_eq!(
+            shorter_than(Duration::from_secs(3600), &sandbox, now).as_deref(),
+            Some("it has 60s from now, which is all that the policy's `wall_time` leaves, in place of 3600s")
+        );
+    }
 
     #[test]
     fn a_listing_is_a_table() {

@@ -206,6 +206,7 @@ mod tests {
             user_namespace: true,
             freeze: true,
             memory_snapshot: Vec::new(),
+            moulds: Vec::new(),
             lacks: Vec::new(),
         };
         use crate::sandbox::Isolation::{Container, Gvisor};

@@ -58,8 +58,13 @@ pub async fn fork(mut client: Client, args: Args, context: &Context) -> Result<E
     Ok(show(&client.fork(request).await?.into_inner(), context))
 }
 
-pub async fn export(mut client: Client, id: String, output: &Path, context: &Context) -> Result<Exit, Error> {
-    let chunks = client.export(proto::GetRequest { id }).await?.into_inner();
+pub async fn export(
+    mut client: Client,
+    request: proto::ExportRequest,
+    output: &Path,
+    context: &Context,
+) -> Result<Exit, Error> {
+    let chunks = client.export(request).await?.into_inner();
     super::save(chunks.map(|chunk| Ok(chunk?.data)), output, context).await
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::contexts::{Context, ContextView};
+use super::fresh::Places;
 use super::run::{Recorder, Running};
 use crate::fleet::ask::check_variable;
 use crate::fleet::execs::How;
@@ -96,7 +97,12 @@ impl Fleet {
                 options.env.extend(code.env);
                 let fresh = &member.codes.fresh;
                 let cell = fresh.of(language);
-                let warm = fresh.started(&cell, &sandbox, language).await;
+                let places = Places {
+                    nursery: &inner.nursery,
+                    backend: member.facts.backend,
+                    data_dir: inner.maker.data_dir(),
+                };
+                let warm = fresh.started(&cell, &sandbox, language, &places).await;
                 warm.and_then(|warm| warm.run(&code.text, options))
                     .map_err(|error| told(&member, error.into()))
             }

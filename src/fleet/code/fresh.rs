@@ -1,12 +1,16 @@
 //! Processes that wait for one piece of code each, by language: started when first wanted, or made ahead with the sandbox.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::OnceCell;
 
-use crate::sandbox::Sandbox;
+use crate::fleet::maker::blocking;
+use crate::fleet::nursery::Nursery;
 use crate::sandbox::kernel::{Error, Fresh, Language, Warm, WarmOptions};
+use crate::sandbox::mould::Mould;
+use crate::sandbox::{BackendName, Sandbox, image};
 
 type Cell = Arc<OnceCell<Warm>>;
 
@@ -31,9 +35,10 @@ impl FreshProcesses {
         self.cells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes one made ahead, unless the sandbox has variables that an interpreter reads when it starts.
-    pub fn set(&self, warm: Warm) {
-        if self.env.keys().any(|name| is_read_at_start(name)) {
+    /// Takes one made ahead with the variables of the image, unless the sandbox has others that an interpreter reads when it
+    /// starts.
+    pub fn set(&self, warm: Warm, of_image: &BTreeMap<String, String>) {
+        if !starts_alike(&self.env, of_image) {
             return;
         }
         let language = warm.language();
@@ -50,9 +55,27 @@ impl FreshProcesses {
         cell: &'a Cell,
         sandbox: &Arc<Sandbox>,
         language: Language,
+        places: &Places<'_>,
     ) -> Result<&'a Warm, Error> {
-        cell.get_or_try_init(|| warm(sandbox, language, self.fresh, self.env.clone(), Ahead::No))
-            .await
+        cell.get_or_try_init(|| async {
+            let mould = match language {
+                Language::Python => self.mould(sandbox, places).await,
+                Language::Bash | Language::Node => None,
+            };
+            warm(sandbox, language, self.fresh, self.env.clone(), Ahead::No, mould).await
+        })
+        .await
+    }
+
+    /// What interpreters can be cast from now.
+    async fn mould(&self, sandbox: &Sandbox, places: &Places<'_>) -> Option<Arc<Mould>> {
+        let seed = places.nursery.seed(sandbox.spec(), places.backend, self.fresh).await?;
+        let (image, data_dir) = (seed.image.clone(), places.data_dir.to_owned());
+        let of_image = blocking(move || image::environment(&image, &data_dir)).await.ok()?;
+        match starts_alike(&self.env, &of_image) {
+            true => places.nursery.at_hand(seed),
+            false => None,
+        }
     }
 
     /// Ends them all.
@@ -60,6 +83,22 @@ impl FreshProcesses {
         let cells = std::mem::take(&mut *self.cells());
         drop(cells);
     }
+}
+
+/// Where interpreters that need not be started come from.
+#[derive(Debug, Clone, Copy)]
+pub struct Places<'a> {
+    pub nursery: &'a Nursery,
+    pub backend: BackendName,
+    pub data_dir: &'a Path,
+}
+
+/// Whether an interpreter with the variables of the image is one that was started with `env`.
+fn starts_alike(env: &BTreeMap<String, String>, of_image: &BTreeMap<String, String>) -> bool {
+    let names = env.keys().chain(of_image.keys());
+    names
+        .filter(|name| is_read_at_start(name))
+        .all(|name| env.get(name) == of_image.get(name))
 }
 
 fn is_read_at_start(name: &str) -> bool {
@@ -81,6 +120,7 @@ pub(in crate::fleet) async fn warm(
     fresh: Fresh,
     env: BTreeMap<String, String>,
     ahead: Ahead,
+    mould: Option<Arc<Mould>>,
 ) -> Result<Warm, Error> {
     let lanes = match language {
         Language::Python => 1,
@@ -92,6 +132,7 @@ pub(in crate::fleet) async fn warm(
         lanes,
         ahead: ahead == Ahead::Yes,
         env,
+        mould,
         ..WarmOptions::default()
     };
     Warm::start(sandbox, language, options).await

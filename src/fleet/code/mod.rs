@@ -50,8 +50,8 @@ impl Codes {
     }
 
     /// Takes what was made ahead with the sandbox.
-    pub fn set_warm(&self, warm: Warm) {
-        self.fresh.set(warm);
+    pub fn set_warm(&self, warm: Warm, of_image: &BTreeMap<String, String>) {
+        self.fresh.set(warm, of_image);
     }
 
     fn next_number(&self) -> u64 {

@@ -25,8 +25,11 @@ use crate::clock::{Clock, Timestamp};
 use crate::ids::{ExecId, SandboxId};
 use crate::sandbox::Control;
 
-/// Commands of one sandbox that may run at once.
+/// Commands of one sandbox that may run at once, those included that are being started.
 const MOST_RUNNING: usize = 512;
+/// Bytes and words of a command's arguments that are kept to be told of.
+const MOST_ARGV: usize = 4 << 10;
+const MOST_WORDS: usize = 256;
 /// Ended commands that are kept, what their output may cost together, and for how long.
 const MOST_ENDED: usize = 64;
 const ENDED_COST: u64 = 16 << 20;
@@ -36,6 +39,7 @@ const ENDED_AGE: Duration = Duration::from_secs(600);
 #[derive(Debug)]
 pub struct Entry {
     pub id: ExecId,
+    /// As much as is told of: see [`cut`].
     pub argv: Vec<Vec<u8>>,
     /// As seen inside; 0 = not known.
     pub pid: u32,
@@ -71,7 +75,30 @@ pub(super) struct Execs {
 #[derive(Debug, Default)]
 struct Kept {
     entries: VecDeque<Arc<Entry>>,
+    /// Those that have no entry yet.
+    starting: usize,
     over: Option<End>,
+}
+
+/// Counts a command that is being started, until it has an entry or has failed to start.
+#[derive(Debug)]
+struct Starting<'a>(&'a Execs);
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.kept).starting -= 1;
+    }
+}
+
+/// The beginning of arguments that are long: an entry outlives its command, and there are many.
+fn cut(argv: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let mut room = MOST_ARGV;
+    let cut = |word: &Vec<u8>| {
+        let length = word.len().min(room);
+        room -= length;
+        word[..length].to_vec()
+    };
+    argv.iter().take(MOST_WORDS).map(cut).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -129,13 +156,18 @@ impl Execs {
         }
     }
 
+    /// Room for one more command.
+    ///
     /// # Errors
     /// [`Error::TooManyExecs`].
-    fn check(&self, sandbox: &SandboxId) -> Result<(), Error> {
-        let kept = lock(&self.kept);
+    fn begin(&self, sandbox: &SandboxId) -> Result<Starting<'_>, Error> {
+        let mut kept = lock(&self.kept);
         let running = kept.entries.iter().filter(|entry| entry.log.finish().is_none());
-        match running.count() < MOST_RUNNING {
-            true => Ok(()),
+        match running.count() + kept.starting < MOST_RUNNING {
+            true => {
+                kept.starting += 1;
+                Ok(Starting(self))
+            }
             false => Err(Error::TooManyExecs {
                 id: sandbox.clone(),
                 limit: MOST_RUNNING,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Channel, Entry, Error, Finish, Item, Log, Offsets, Overflow, Reader};
+use super::{Channel, Entry, Error, Finish, Item, Log, Offsets, Overflow, Reader, cut};
 use crate::fleet::activity::Busy;
 use crate::fleet::member::Member;
 use crate::fleet::service::OnShutdown;
@@ -121,7 +121,7 @@ impl Launch<'_> {
     /// [`Error::Sandbox`] when it does not start.
     pub async fn run(self, start: Start) -> Result<Attached, Error> {
         let member = self.member;
-        member.execs.check(&member.id)?;
+        let _starting = member.execs.begin(&member.id)?;
         let id = ExecId::random();
         let asked = json!({ "argv": shown(&start.argv), "cwd": start.cwd.as_deref().map(lossy), "user": start.user,
             "timeout_ms": start.timeout.map(|timeout| timeout.as_millis() as u64),
@@ -132,11 +132,12 @@ impl Launch<'_> {
             exec: Some(id.as_str()),
         };
         self.trail.put(&actor, "exec.started", "ok", ids, asked).await;
+        let argv = cut(&start.argv);
         let mut env = member.facts.env.clone();
         env.extend(start.env);
         let command = Command {
             id: Some(id.clone()),
-            argv: start.argv.clone(),
+            argv: start.argv,
             env,
             cwd: start.cwd,
             timeout: start.timeout,
@@ -161,7 +162,7 @@ impl Launch<'_> {
         };
         let entry = Arc::new(Entry {
             id,
-            argv: start.argv,
+            argv,
             pid: exec.pid(),
             started_at: member.clock.now(),
             log: Log::new(start.overflow),

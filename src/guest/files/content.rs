@@ -66,6 +66,9 @@ impl Plane {
         content: &mut Content<'_>,
         reply: &mut Replies<'_>,
     ) -> Result<Done, Stop> {
+        if write.path.ends_with(b"/") {
+            return Err(Fail::new("is_directory", "a path with `/` at its end is that of a directory").into());
+        }
         let target = self.write_target(&write.path)?;
         let (directory, name) = split(&target)?;
         let parent = self.make_directories(directory)?;

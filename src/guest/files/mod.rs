@@ -23,7 +23,7 @@ use prost::bytes::Bytes;
 
 use crate::wire::{self, FileChunk, FileError, FileInfo, FileReply, FileRequest, FileType, file_reply, file_request};
 
-/// Deepest tree that is listed, searched or removed; each level holds one descriptor.
+/// Deepest tree that is listed or searched; each level holds one descriptor.
 const MAX_DEPTH: usize = 512;
 
 /// Why a request could not be done.
@@ -216,7 +216,7 @@ impl Plane {
             return Ok(Done::default());
         }
         if remove.recursive {
-            walk::empty(parent.as_fd(), name, MAX_DEPTH).map_err(fail)?;
+            walk::empty(parent.as_fd(), name).map_err(fail)?;
         }
         unlinkat(&parent, name, UnlinkatFlags::RemoveDir).map_err(fail)?;
         Ok(Done::default())

@@ -269,3 +269,33 @@ fn a_tree_is_removed_without_following_links() {
     assert_eq!(code(&ask(&plane, remove(true), &[])), "done");
     assert_eq!((names(&root), names(&outside)), (vec![], vec!["kept".to_owned()]));
 }
+
+/// Far deeper than there are descriptors, and than a path can be long.
+#[test]
+fn a_tree_of_any_depth_is_removed() {
+    use std::os::fd::AsFd;
+    let (root, plane) = confined();
+    let mut at = directory(root.path()).unwrap();
+    let mode = nix::sys::stat::Mode::from_bits_truncate(0o755);
+    for name in std::iter::once("deep").chain(std::iter::repeat_n("d", 5000)) {
+        for side in ["a", "b"] {
+            nix::sys::stat::mkdirat(at.as_fd(), side, mode).unwrap();
+        }
+        nix::sys::stat::mkdirat(at.as_fd(), name, mode).unwrap();
+        let flags = nix::fcntl::OFlag::O_DIRECTORY | nix::fcntl::OFlag::O_CLOEXEC;
+        at = nix::fcntl::openat(at.as_fd(), name, flags, nix::sys::stat::Mode::empty()).unwrap();
+    }
+    let remove = Kind::Remove(file_request::Remove {
+        path: "deep".into(),
+        recursive: true,
+    });
+    assert_eq!(code(&ask(&plane, remove, &[])), "done");
+    assert_eq!(names(&root), ["a", "b"]);
+}
+
+#[test]
+fn a_file_is_not_written_by_the_name_of_a_directory() {
+    let (root, plane) = confined();
+    assert_eq!(code(&ask(&plane, write("foo/", 0), &[b"x", b""])), "is_directory");
+    assert_eq!(names(&root), Vec::<String>::new());
+}

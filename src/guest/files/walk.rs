@@ -193,24 +193,65 @@ fn entries(directory: BorrowedFd<'_>) -> nix::Result<(BTreeMap<OsString, FileSta
     Ok((found, true))
 }
 
-/// Removes all that is in directory `name` of `parent`.
-pub(super) fn empty(parent: BorrowedFd<'_>, name: &OsStr, depth: usize) -> nix::Result<()> {
-    if depth == 0 {
-        return Err(Errno::ENAMETOOLONG);
-    }
-    let directory = open_directory(parent, name)?;
-    loop {
+/// A directory on the way down.
+struct Level {
+    /// Device and inode: by these it is known again on the way up.
+    identity: (libc::dev_t, libc::ino_t),
+    /// Directories in it that are not empty yet; the last is gone into next.
+    left: Vec<OsString>,
+    /// Whether nothing else is in it.
+    all: bool,
+}
+
+impl Level {
+    /// Removes what can be removed at once.
+    fn begin(directory: &OwnedFd) -> nix::Result<Self> {
+        let stat = fstat(directory)?;
         let (entries, all) = entries(directory.as_fd())?;
-        for (name, stat) in &entries {
-            if file_type(stat) == FileType::Directory {
-                empty(directory.as_fd(), name, depth - 1)?;
-                unlinkat(&directory, name.as_os_str(), UnlinkatFlags::RemoveDir)?;
-            } else {
-                unlinkat(&directory, name.as_os_str(), UnlinkatFlags::NoRemoveDir)?;
+        let mut left = Vec::new();
+        for (name, stat) in entries {
+            if file_type(&stat) != FileType::Directory {
+                unlinkat(directory, name.as_os_str(), UnlinkatFlags::NoRemoveDir)?;
+                continue;
+            }
+            match unlinkat(directory, name.as_os_str(), UnlinkatFlags::RemoveDir) {
+                Err(Errno::ENOTEMPTY | Errno::EEXIST) => left.push(name),
+                result => result?,
             }
         }
-        if all {
-            return Ok(());
+        Ok(Self {
+            identity: (stat.st_dev, stat.st_ino),
+            left,
+            all,
+        })
+    }
+}
+
+/// Removes all that is in directory `name` of `parent`, however deep: one descriptor at a time, and up again by `..`, which must be the
+/// directory that was come from.
+pub(super) fn empty(parent: BorrowedFd<'_>, name: &OsStr) -> nix::Result<()> {
+    let mut directory = open_directory(parent, name)?;
+    let mut level = Level::begin(&directory)?;
+    let mut above: Vec<Level> = Vec::new();
+    loop {
+        if let Some(below) = level.left.last() {
+            directory = open_directory(directory.as_fd(), below)?;
+            above.push(std::mem::replace(&mut level, Level::begin(&directory)?));
+        } else if !level.all {
+            level = Level::begin(&directory)?;
+        } else {
+            let Some(up) = above.pop() else { return Ok(()) };
+            let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+            directory = openat(&directory, "..", flags, Mode::empty())?;
+            let stat = fstat(&directory)?;
+            if (stat.st_dev, stat.st_ino) != up.identity {
+                // Somebody moved what is being removed.
+                return Err(Errno::ESTALE);
+            }
+            level = up;
+            if let Some(below) = level.left.pop() {
+                unlinkat(&directory, below.as_os_str(), UnlinkatFlags::RemoveDir)?;
+            }
         }
     }
 }

@@ -46,8 +46,13 @@ impl Session<'_> {
             // The sandbox is to end: nobody will ask any more.
             self.released |= info.ssi_signo == Signal::SIGTERM as u32;
         }
-        let (main, ended) = (self.main, &mut self.main_ended);
-        self.alone = !tree::reap_ended(|reaped| note(main, ended, reaped));
+        let (main, ended, others) = (self.main, &mut self.main_ended, &mut self.others_killed);
+        let killed =
+            |reaped: &Reaped| libc::WIFSIGNALED(reaped.status) && libc::WTERMSIG(reaped.status) == libc::SIGKILL;
+        self.alone = !tree::reap_ended(|reaped| {
+            *others += u32::from(reaped.pid != main && killed(&reaped));
+            note(main, ended, reaped);
+        });
     }
 
     pub(super) fn end_tree(&mut self) {
@@ -114,6 +119,7 @@ impl Session<'_> {
             dropped: None,
             disk_full,
             disk_bytes,
+            others_killed: self.others_killed,
         };
         self.phase = Phase::Over {
             ended,

@@ -97,6 +97,7 @@ impl Checker<'_> {
             name,
             tools,
             verdict,
+            effect: written.effect,
             reason: written.reason.clone(),
             matchers,
             source: self.document.source(&pointer),

@@ -31,6 +31,38 @@ fn the_strictest_rule_speaks_whatever_the_order() {
     }
 }
 
+/// D5, D7: what a call can do outside is the policy's to say; of all rules that match, in both files, the strictest speaks.
+#[test]
+fn d7_the_strictest_effect_outside_speaks() {
+    let policy = policy(
+        "[[tools.rules]]\nname=\"all\"\ntool=\"*\"\nverdict=\"allow\"\n\
+         [[tools.rules]]\nname=\"post\"\ntool=\"shell\"\nverdict=\"allow\"\neffect=\"idempotent\"\nmatch={command='post.*'}\n\
+         [[tools.rules]]\nname=\"mail\"\ntool=\"shell\"\nverdict=\"allow\"\neffect=\"external\"\nmatch={command='.*mail.*'}\n",
+    );
+    let long = "x".repeat(2 << 20);
+    for (tool, command, expected) in [
+        ("shell", "ls", None),
+        ("shell", "post it", Some(Outside::Idempotent)),
+        ("shell", "post mail", Some(Outside::External)),
+        ("read_file", "mail", None),
+        // What cannot be told counts against the call.
+        ("shell", long.as_str(), Some(Outside::External)),
+        ("no_such_tool", "mail", None),
+    ] {
+        let arguments = json!({ "command": command });
+        let found = outside(
+            &policy,
+            &Request {
+                tool,
+                arguments: &arguments,
+            },
+        );
+        assert_eq!(found, expected, "{tool}");
+    }
+    let again = Policy::from_snapshot(&policy.snapshot()).unwrap();
+    assert_eq!(again, policy, "it is kept in the snapshot");
+}
+
 #[test]
 fn deny_is_the_default() {
     let empty = policy("");

@@ -19,7 +19,7 @@ use crate::run::{Error, fold};
 use crate::store::{RunRecord, Signal, Store};
 
 impl World {
-    fn service(&self) -> Service {
+    pub(super) fn service(&self) -> Service {
         let mirror = Arc::new(Mirror::open(self.data.path(), Arc::clone(&self.clock)).unwrap());
         Service::new(self.process().shop, self.pool(), mirror, self.data.path().to_owned(), 1).unwrap()
     }

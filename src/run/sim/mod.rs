@@ -3,10 +3,13 @@
 
 mod crashes;
 mod forks;
+mod grounds;
 mod random;
 mod recordings;
+mod rows;
 mod seeds;
 mod steps;
+mod weather;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,10 +19,11 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::driver::{Rest, drive};
+use super::driver::{Rest, STALE_AFTER, drive};
 use super::effects::Shop;
 use super::event::{Entry, Event, Outcome};
 use super::hub::Hub;
+use super::lease::LEASE;
 use super::service::{Service, Submission};
 use super::session::Session;
 use super::state::State;
@@ -117,6 +121,8 @@ impl World {
             hub: Hub::default(),
             host: "sim".into(),
             kill_at: KillAt::Never,
+            stale_after: STALE_AFTER,
+            lease: LEASE,
         };
         Process {
             shop: Arc::new(shop),
@@ -225,5 +231,8 @@ fn pause() -> Signal {
 }
 
 fn resume() -> Signal {
-    Signal::Resume { by: "sim".into() }
+    Signal::Resume {
+        by: "sim".into(),
+        accept: Vec::new(),
+    }
 }

@@ -94,7 +94,7 @@ impl Plan {
                 Ok(Rest::Ended) => return world.result(&run).await,
                 // Somebody lets it go on.
                 Ok(Rest::Parked) => send(&world, &run, resume()).await,
-                Ok(Rest::Released) => panic!("nobody stopped it"),
+                Ok(rest @ (Rest::Released | Rest::Waiting(_))) => panic!("{rest:?}: nobody stopped it"),
                 Err(Error::Store(store::Error::Backend { .. })) => {}
                 // The crash came after the last commit.
                 Err(Error::Store(store::Error::Ended { .. })) => return world.result(&run).await,

@@ -290,7 +290,7 @@ async fn record(scenario: Scenario) -> (World, RunId) {
                 let (_, signal) = signals.pop_front().expect("somebody lets it go on");
                 send(&world, &run, signal).await;
             }
-            Ok(Rest::Released) => panic!("nobody stopped it"),
+            Ok(rest @ (Rest::Released | Rest::Waiting(_))) => panic!("{rest:?}: nobody stopped it"),
             Err(Error::Store(store::Error::Backend { .. })) => {}
             Err(error) => panic!("{error:?}"),
         }

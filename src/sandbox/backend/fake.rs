@@ -51,6 +51,8 @@ struct State {
     calls: Vec<(Call, Option<SandboxId>)>,
     plans: HashMap<Call, VecDeque<Plan>>,
     scripts: VecDeque<Vec<wire::Event>>,
+    /// Of such a memory limit no sandbox is made, for so many times more.
+    unfit: Option<(u64, usize)>,
 }
 
 #[derive(Debug, Clone)]
@@ -87,6 +89,11 @@ impl Fake {
     pub fn fail_next(&self, call: Call, reason: &str) {
         let plan = Plan::Fail(reason.to_owned());
         self.state().plans.entry(call).or_default().push_back(plan);
+    }
+
+    /// Makes the next `times` creates of sandboxes with this memory limit fail, whatever else is made meanwhile.
+    pub fn fail_of_memory(&self, bytes: u64, times: usize) {
+        self.state().unfit = Some((bytes, times));
     }
 
     /// Makes the next `call` take `time` longer.
@@ -198,6 +205,7 @@ impl Backend for Fake {
             user_namespace: false,
             freeze: true,
             memory_snapshot: Vec::new(),
+            moulds: Vec::new(),
             lacks: Vec::new(),
         }
     }
@@ -211,6 +219,16 @@ impl Backend for Fake {
             user: Identity::USER,
         };
         let mut state = self.state();
+        if let Some((bytes, times)) = &mut state.unfit
+            && (*bytes, *times > 0) == (spec.limits.memory_bytes, true)
+        {
+            *times -= 1;
+            return Err(Error::Backend {
+                doing: doing(Call::Create),
+                sandbox: spec.id.clone(),
+                reason: "told to".into(),
+            });
+        }
         if let Some(made) = state.sandboxes.get(&spec.id) {
             return match made.spec == *spec {
                 true => Ok(handle),

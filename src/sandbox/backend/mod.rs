@@ -28,7 +28,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::net::UnixStream;
 
-use super::{BackendName, Error, Identity, Isolation, Life, Spec, Usage};
+use super::cgroup::Group;
+use super::{BackendName, Error, Identity, Isolation, Life, Losses, Spec, Usage};
 use crate::ids::SandboxId;
 
 /// What a backend on this host can do; optional powers are data, not more methods.
@@ -42,6 +43,8 @@ pub struct Capabilities {
     pub freeze: bool,
     /// The isolation levels whose sandboxes can be checkpointed and restored with their memory.
     pub memory_snapshot: Vec<Isolation>,
+    /// The isolation levels in whose sandboxes processes can be taken, and cast ([`Sandbox::cast`](super::Sandbox::cast)).
+    pub moulds: Vec<Isolation>,
     /// What sandboxes of an isolation level do not give that others do.
     pub lacks: Vec<(Isolation, Lack)>,
 }
@@ -64,6 +67,20 @@ pub enum Lack {
     /// The isolation's own kernel keeps something of each process that was looked up in `/proc`, up to a thousand such looks, and
     /// it counts: commands whose trees had to be ended cost some 100 KiB each until then.
     CommandsWithoutEnd,
+}
+
+impl Lack {
+    /// As clients are told of it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LifeAfterOutOfMemory => "life_after_out_of_memory",
+            Self::RefusedForksCounted => "refused_forks_counted",
+            Self::AgentHidden => "agent_hidden",
+            Self::WholeStatusShown => "whole_status_shown",
+            Self::MagicLinksRefused => "magic_links_refused",
+            Self::CommandsWithoutEnd => "commands_without_end",
+        }
+    }
 }
 
 /// A sandbox that was created: enough to find it again.
@@ -95,6 +112,15 @@ pub trait Backend: Send + Sync + Debug {
     async fn freeze(&self, sandbox: &Handle, frozen: bool) -> Result<(), Error>;
     /// Counters of the whole sandbox.
     async fn usage(&self, sandbox: &Handle) -> Result<Usage, Error>;
+    /// What its processes were refused so far: asked for before and after each command, so it is to cost little.
+    async fn losses(&self, sandbox: &Handle) -> Result<Losses, Error> {
+        Ok(self.usage(sandbox).await?.into())
+    }
+    /// Sees to it that nothing in it runs on, nor begins to; whether all have ended by then. Where they have not, [`Self::stop`]
+    /// waits for that.
+    async fn doom(&self, sandbox: &Handle) -> Result<Doomed, Error> {
+        self.stop(sandbox, Duration::ZERO).await.map(|()| Doomed::Ended)
+    }
     /// Asks the guest to end everything, and ends it after `grace`. The sandbox's files stay until `destroy`.
     async fn stop(&self, sandbox: &Handle, grace: Duration) -> Result<(), Error>;
     async fn destroy(&self, sandbox: &SandboxId) -> Result<(), Error>;
@@ -109,14 +135,34 @@ pub trait Backend: Send + Sync + Debug {
     async fn restore(&self, spec: &Spec, _dir: &Path) -> Result<Handle, Error> {
         Err(no_snapshots(&spec.id))
     }
+    /// The number that the host has for a process of the sandbox, which is `pid` inside.
+    async fn process(&self, sandbox: &Handle, _pid: u32) -> Result<i32, Error> {
+        Err(Error::Unsupported {
+            wanted: format!("a process of sandbox `{}`", sandbox.id),
+            missing: "only containers of the `oci` backend have processes that the host can read".to_owned(),
+        })
+    }
     async fn list_owned(&self) -> Result<Vec<Owned>, Error>;
     /// Takes over a sandbox of this data directory whose owner is dead: from now on this process owns it.
     ///
     /// # Errors
     /// When it is gone, has ended, or a living process has it. It is left as it was then.
     async fn adopt(&self, sandbox: &SandboxId) -> Result<Handle, Error>;
+    /// The group whose processes are the sandbox's programs, as the host sees them. `None` where it does not: under another kernel, or
+    /// when there are none.
+    async fn programs(&self, _sandbox: &Handle) -> Result<Option<Group>, Error> {
+        Ok(None)
+    }
     /// What tells when the sandbox's first process has ended, and with it all others.
     async fn life(&self, sandbox: &Handle) -> Result<Life, Error>;
+}
+
+/// How far the end of a sandbox in which nothing runs any more has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doomed {
+    /// Every process has been killed; the kernel still takes some of them apart.
+    Dying,
+    Ended,
 }
 
 /// A sandbox that stands still since its checkpoint, and goes on when this is dropped.

@@ -2,7 +2,7 @@
 
 use super::file::{cap, entry, number, optional, read};
 use super::{Controller, Error, Group, Version};
-use crate::sandbox::Usage;
+use crate::sandbox::{Losses, Usage};
 
 /// What the kernel will enforce. `None` = no limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,40 +16,44 @@ pub struct Enforced {
 }
 
 impl Group {
+    /// What was refused, without the rest.
+    pub fn losses(&self) -> Result<Losses, Error> {
+        let events = match self.version() {
+            Version::V1 => "memory.oom_control",
+            Version::V2 => "memory.events",
+        };
+        Ok(Losses {
+            oom_kills: entry(&self.file(Controller::Memory, events), "oom_kill")?,
+            pids_refused: entry(&self.file(Controller::Pids, "pids.events"), "max")?,
+        })
+    }
+
     /// The kernel's counters.
     pub fn usage(&self) -> Result<Usage, Error> {
         use Controller::{Cpu, Cpuacct, Memory, Pids};
         let number = |controller, name| number(&self.file(controller, name));
         let entry = |controller, name, key| entry(&self.file(controller, name), key);
-        let (now, peak, events) = match self.version() {
-            Version::V1 => (
-                "memory.usage_in_bytes",
-                "memory.max_usage_in_bytes",
-                "memory.oom_control",
-            ),
-            Version::V2 => ("memory.current", "memory.peak", "memory.events"),
+        let (now, peak) = match self.version() {
+            Version::V1 => ("memory.usage_in_bytes", "memory.max_usage_in_bytes"),
+            Version::V2 => ("memory.current", "memory.peak"),
         };
+        let Losses {
+            oom_kills,
+            pids_refused,
+        } = self.losses()?;
         let memory_bytes = number(Memory, now)?;
         Ok(Usage {
             memory_bytes,
             // `memory.peak` is missing before Linux 5.19: then the best known lower bound.
             memory_peak_bytes: optional(number(Memory, peak))?.unwrap_or(memory_bytes),
-            oom_kills: entry(Memory, events, "oom_kill")?,
+            oom_kills,
             pids: number(Pids, "pids.current")?,
-            pids_refused: entry(Pids, "pids.events", "max")?,
+            pids_refused,
             cpu_us: match self.version() {
                 Version::V1 => number(Cpuacct, "cpuacct.usage")? / 1000,
                 Version::V2 => entry(Cpu, "cpu.stat", "usage_usec")?,
             },
         })
-    }
-
-    /// Version 1: the devices that may be opened, a line each, as the kernel has them.
-    pub fn devices(&self) -> Result<Option<String>, Error> {
-        match self.version() {
-            Version::V1 => Ok(Some(read(&self.file(Controller::Devices, "devices.list"))?)),
-            Version::V2 => Ok(None),
-        }
     }
 
     /// The caps as the kernel has them.
@@ -97,6 +101,9 @@ mod tests {
             "pids.max",
             "cpu.max",
             "cgroup.max.descendants",
+            "cgroup.max.depth",
+            "memory.oom.group",
+            "memory.zswap.max",
             "cgroup.freeze",
         ] {
             fs::write(home.join(name), "").unwrap();
@@ -116,7 +123,8 @@ mod tests {
             cpus: 0.5,
             ..Limits::default()
         };
-        group.create(&limits).unwrap();
+        group.make().unwrap();
+        group.limit(&limits).unwrap();
         let held = Enforced {
             memory_bytes: Some(1 << 30),
             swap_bytes: Some(0),

@@ -1,6 +1,6 @@
 //! The group of one sandbox: what is in it, freezing it, ending it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fmt, fs, io, thread};
@@ -50,6 +50,12 @@ impl Group {
     /// # Errors
     /// A file that cannot be written, or a limit that did not take. What was made by then stays: see [`Self::remove`].
     pub fn create(&self, limits: &Limits) -> Result<(), Error> {
+        self.make()?;
+        self.limit(limits)?;
+        self.limit_devices()
+    }
+
+    pub(super) fn make(&self) -> Result<(), Error> {
         for dir in self.distinct() {
             let parent = dir.parent().unwrap_or(dir);
             self.delegate(parent)?;
@@ -57,7 +63,7 @@ impl Group {
             self.delegate(dir)?;
             make(dir)?;
         }
-        self.limit(limits)
+        Ok(())
     }
 
     /// Version 2: a group's controllers must be handed down by its parent.
@@ -97,6 +103,23 @@ impl Group {
         pids.sort_unstable();
         pids.dedup();
         Ok(pids)
+    }
+
+    /// Whose the processes inside are: real, effective, saved and file system user of each, as `/proc/PID/status` has them.
+    pub fn users(&self) -> Result<BTreeSet<String>, Error> {
+        let mut users = BTreeSet::new();
+        for pid in self.pids()? {
+            match read(Path::new(&format!("/proc/{pid}/status"))) {
+                Ok(status) => users.extend(
+                    status
+                        .lines()
+                        .filter_map(|line| line.strip_prefix("Uid:").map(str::to_owned)),
+                ),
+                Err(error) if error.is_gone() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(users)
     }
 
     /// Kills everything inside, waits until it is empty, and removes it. Fine when there is none.
@@ -145,6 +168,45 @@ impl Group {
             self.kill_one(pid);
         }
         self.thaw()
+    }
+
+    /// Sends SIGKILL to everything inside, until nothing is left that has not got it. What has got it runs no further
+    /// instruction of its own and forks no more, so nothing begins either; frozen, it dies once it is thawed. Does not wait.
+    pub fn doom(&self) -> Result<(), Error> {
+        if self.version == Version::V2 {
+            return self.kill();
+        }
+        let started = Instant::now();
+        let mut killed = BTreeSet::new();
+        loop {
+            let fresh: Vec<i32> = self
+                .pids_of_one()?
+                .into_iter()
+                .filter(|pid| killed.insert(*pid))
+                .collect();
+            if fresh.is_empty() {
+                return self.thaw();
+            }
+            for pid in fresh {
+                self.kill_one(pid);
+            }
+            if started.elapsed() > DEADLINE {
+                return Err(Error::Late {
+                    path: self.file(Controller::Pids, ""),
+                    what: "kill",
+                    deadline: DEADLINE,
+                });
+            }
+        }
+    }
+
+    /// As [`Self::pids`], from one hierarchy alone: of what has entered all of them.
+    fn pids_of_one(&self) -> Result<Vec<i32>, Error> {
+        match read(&self.file(Controller::Pids, "cgroup.procs")) {
+            Ok(text) => Ok(text.lines().filter_map(|line| line.parse().ok()).collect()),
+            Err(error) if error.is_gone() => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Lets what was killed while it was frozen die. Does not wait.
@@ -232,7 +294,7 @@ impl Group {
     }
 
     /// `None` while on the way.
-    fn is_frozen(&self) -> Result<Option<bool>, Error> {
+    pub fn is_frozen(&self) -> Result<Option<bool>, Error> {
         Ok(match self.version {
             Version::V1 => match read(&self.file(Controller::Freezer, "freezer.state"))?.trim() {
                 "THAWED" => Some(false),

@@ -1,7 +1,7 @@
 //! Control groups: the caps of a sandbox, their read-back, and the kernel's counters. Version 1, version 2 and both at once.
 //!
 //! Owns: where each controller lives on this host (`detect`), the group `exuvia/ID` of a sandbox with its processes, freezing
-//! and removal (`group`), its caps (`limits`), and what the kernel counts and holds, also of a group that an engine made
+//! and removal (`group`), its caps (`limits`, `devices`), and what the kernel counts and holds, also of a group that an engine made
 //! (`counters`). Must not know: who runs in a group or why. Every limit is read back after it was written; one that did not
 //! take is an error, so that a sandbox is never weaker than asked.
 //!
@@ -10,6 +10,7 @@
 
 mod counters;
 mod detect;
+mod devices;
 mod file;
 mod group;
 mod limits;
@@ -20,6 +21,7 @@ use std::{fmt, io};
 
 pub use counters::Enforced;
 pub use detect::Hierarchies;
+pub use devices::Devices;
 pub use group::Group;
 pub use limits::{PERIOD_US, host_swaps, quota_us, within_a_page};
 
@@ -33,7 +35,7 @@ pub enum Controller {
     Cpuacct,
     /// Version 1 only; part of the core in version 2.
     Freezer,
-    /// Version 1 only. Under version 2 user namespaces and `nodev` mounts alone keep devices out.
+    /// Version 1 only. Under version 2 a program of the kernel's, which needs no controller.
     Devices,
 }
 

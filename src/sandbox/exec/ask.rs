@@ -98,6 +98,8 @@ pub(in crate::sandbox) async fn ping(place: &Place) -> Result<(), Error> {
         event::Kind::Pong(wire::Pong {
             generation: wire::GENERATION,
         }) => Ok(()),
+        // It is there, and has no process left for more than to say so.
+        event::Kind::Fault(wire::Fault { code, .. }) if code == "limit" => Ok(()),
         event::Kind::Fault(wire::Fault { message, .. }) => Err(place.lost(message)),
         event::Kind::Pong(_)
         | event::Kind::Started(_)

@@ -9,19 +9,22 @@
 //! Whatever else the guest says is a lie or a break, and ends as [`Cause::SandboxLost`]. A kill and the time limit are looked
 //! at before output: a guest that floods holds neither up.
 
-use std::io;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::{ReadHalf, WriteHalf};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::company::Lasting;
 use super::handle::{Action, Taken};
 use super::judge::{Before, Judge};
 use super::{Cause, Control, Ended, Exec, MAX_GRACE, Offsets, Output, Outputs, Piece, Place, Stdin, Tell, ask};
@@ -35,8 +38,9 @@ const SLACK: Duration = Duration::from_secs(5);
 const START: Duration = Duration::from_secs(30);
 /// Chunks of output ([`wire::CHUNK`] each at most) that wait for whoever takes them.
 const QUEUE: usize = 8;
-/// What is read from the guest at once.
+/// What is read from the guest at once: little at first, all of this once it has much to say.
 const READ: usize = 256 << 10;
+const FIRST_READ: usize = 16 << 10;
 /// A piece that is smaller gets memory of its own: it shall not hold on to all that was read with it.
 const SMALL: usize = 4 << 10;
 
@@ -48,7 +52,7 @@ pub(in crate::sandbox) enum Counters {
     Spare,
 }
 
-/// Starts what `exec` asks for.
+/// Starts what `exec` asks for; `memory` goes with its mould.
 ///
 /// # Errors
 /// [`Error::NotStarted`] when the guest could not; [`Error::GuestLost`] when it did not answer sensibly.
@@ -58,6 +62,7 @@ pub(in crate::sandbox) async fn start(
     mut exec: wire::Exec,
     stdin: Stdin,
     counters: Counters,
+    memory: Option<BorrowedFd<'_>>,
 ) -> Result<Exec, Error> {
     let limit = (exec.timeout_ms > 0).then(|| Duration::from_millis(exec.timeout_ms));
     let grace = Duration::from_millis(exec.grace_ms);
@@ -65,12 +70,16 @@ pub(in crate::sandbox) async fn start(
     exec.id = id.to_string();
     let counted = async {
         match counters {
-            Counters::Read => Some(place.backend.usage(&place.sandbox).await.map(Before::from)),
+            Counters::Read => Some(place.backend.losses(&place.sandbox).await.map(Before)),
             Counters::Spare => None,
         }
     };
+    let stay = (!exec.files).then(|| {
+        let lasting = exec.detachable || exec.keep_background;
+        place.company.join(if lasting { Lasting::Yes } else { Lasting::No })
+    });
     let begun = Instant::now();
-    let (before, opened) = tokio::join!(counted, open(&place, request::Kind::Exec(exec)));
+    let (before, opened) = tokio::join!(counted, open(&place, request::Kind::Exec(exec), memory));
     let opened = opened?;
     let note = match &before {
         Some(Ok(before)) if detachable => Some(before.note()),
@@ -83,6 +92,7 @@ pub(in crate::sandbox) async fn start(
             limit,
             begun,
             detachable,
+            stay,
         },
         id,
         from: Offsets::default(),
@@ -113,12 +123,12 @@ pub(in crate::sandbox) async fn attach(place: Place, id: ExecId, from: Offsets) 
             pty: from.pty,
         }),
     });
-    let opened = open(&place, request).await.map_err(|error| about(&id, error))?;
+    let opened = open(&place, request, None).await.map_err(|error| about(&id, error))?;
     let said = &opened.started;
     // What the guest says of the beginning is not checked by anything; it can but blur what is known of the end.
     let before = match Before::from_note(&said.note) {
         Some(before) => Ok(before),
-        None => place.backend.usage(&place.sandbox).await.map(Before::from),
+        None => place.backend.losses(&place.sandbox).await.map(Before),
     };
     let now = Instant::now();
     let conversation = Conversation {
@@ -128,6 +138,7 @@ pub(in crate::sandbox) async fn attach(place: Place, id: ExecId, from: Offsets) 
             limit: (said.timeout_ms > 0).then(|| Duration::from_millis(said.timeout_ms)),
             begun: now.checked_sub(Duration::from_millis(said.age_ms)).unwrap_or(now),
             detachable: true,
+            stay: None,
         },
         id,
         from,
@@ -186,8 +197,8 @@ pub(super) struct Opened {
     pub started: Started,
 }
 
-/// Sends a request on a connection of its own, and hears that it was begun.
-pub(super) async fn open(place: &Place, kind: request::Kind) -> Result<Opened, Refused> {
+/// Sends a request on a connection of its own, with a descriptor, and hears that it was begun.
+async fn open(place: &Place, kind: request::Kind, descriptor: Option<BorrowedFd<'_>>) -> Result<Opened, Refused> {
     let lost = |reason: String| Refused::Other(place.lost(reason));
     let mut frame = Vec::new();
     let message = wire::Request {
@@ -203,7 +214,14 @@ pub(super) async fn open(place: &Place, kind: request::Kind) -> Result<Opened, R
     let mut stream = place.backend.connect(&place.sandbox).await.map_err(Refused::Other)?;
     let mut buffer = BytesMut::new();
     let first = timeout(START, async {
-        let sent = stream.write_all(&frame).await;
+        let sent = async {
+            let begun = match descriptor {
+                Some(descriptor) => send_with(&stream, &frame, descriptor).await?,
+                None => 0,
+            };
+            stream.write_all(&frame[begun..]).await
+        };
+        let sent = sent.await;
         // A guest that had no process for it has said so and hung up, perhaps before it was asked.
         match read_event(&mut stream, &mut buffer, 4 << 10).await {
             Ok(Some(event)) => Ok(Some(event)),
@@ -233,6 +251,24 @@ pub(super) async fn open(place: &Place, kind: request::Kind) -> Result<Opened, R
             | event::Kind::Exec(_),
         )
         | None => Err(lost("its first word was out of place".to_owned())),
+    }
+}
+
+/// Sends the beginning of `frame`, and with it a descriptor; how much was sent.
+async fn send_with(stream: &UnixStream, frame: &[u8], descriptor: BorrowedFd<'_>) -> io::Result<usize> {
+    let numbers = [descriptor.as_raw_fd()];
+    let control = [ControlMessage::ScmRights(&numbers)];
+    loop {
+        stream.writable().await?;
+        let sent = stream.try_io(Interest::WRITABLE, || {
+            let parts = [IoSlice::new(frame)];
+            let sent = sendmsg::<()>(stream.as_raw_fd(), &parts, &control, MsgFlags::MSG_NOSIGNAL, None);
+            sent.map_err(io::Error::from)
+        });
+        match sent {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            other => return other,
+        }
     }
 }
 
@@ -321,7 +357,7 @@ impl Conversation {
     }
 
     async fn drive(
-        self,
+        mut self,
         opened: Opened,
         output: mpsc::Sender<Output>,
         actions: mpsc::Receiver<Action>,
@@ -397,6 +433,7 @@ impl Listener<'_> {
         let Conversation { judge, grace, .. } = self.conversation;
         let mut deadline = judge.limit.map(|limit| judge.begun + limit + *grace + SLACK);
         let mut killing = false;
+        let mut room = FIRST_READ;
         let soon = |deadline: Option<Instant>| {
             let soon = Instant::now() + *grace + SLACK;
             Some(deadline.map_or(soon, |at| at.min(soon)))
@@ -412,13 +449,16 @@ impl Listener<'_> {
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     return Err("its guest did not end the command in time".to_owned());
                 }
-                event = read_event(&mut reader, &mut buffer, READ) => event.map_err(|error| error.to_string())?,
+                event = read_event(&mut reader, &mut buffer, room) => event.map_err(|error| error.to_string())?,
             };
             let Some(event) = event else {
                 return Err("its guest hung up while the command ran".to_owned());
             };
             match event.kind {
                 Some(event::Kind::Output(said)) => {
+                    if said.data.len() >= FIRST_READ / 2 {
+                        room = READ;
+                    }
                     let chunk = self.output(said)?;
                     let waiting = Instant::now();
                     let mut sending = pin!(output.send(chunk));

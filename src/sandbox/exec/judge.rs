@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::company::{Company, Lasting, Stay};
 use super::{Cause, EndReason, Ended, Pressure};
 use crate::error::chain;
-use crate::sandbox::{Backend, Error, Handle, Usage};
+use crate::sandbox::{Backend, Error, Handle, Losses};
 use crate::wire::{self, ended};
 
 /// Where a command runs.
@@ -19,6 +20,7 @@ pub(in crate::sandbox) struct Place {
     pub pids_limit: u64,
     /// Why the sandbox is ended on purpose, once it is.
     pub ending: Arc<OnceLock<EndReason>>,
+    pub company: Company,
 }
 
 impl Place {
@@ -30,34 +32,22 @@ impl Place {
     }
 }
 
-/// Counters that only grow, as they stood when the exec began.
+/// The counters as they stood when the exec began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Before {
-    oom_kills: u64,
-    forks_refused: u64,
-}
-
-impl From<Usage> for Before {
-    fn from(usage: Usage) -> Self {
-        Self {
-            oom_kills: usage.oom_kills,
-            forks_refused: usage.pids_refused,
-        }
-    }
-}
+pub(super) struct Before(pub Losses);
 
 impl Before {
     /// For the guest to keep, as another server may hear of the end.
     pub fn note(self) -> Vec<u8> {
-        [self.oom_kills.to_le_bytes(), self.forks_refused.to_le_bytes()].concat()
+        [self.0.oom_kills.to_le_bytes(), self.0.pids_refused.to_le_bytes()].concat()
     }
 
     pub fn from_note(note: &[u8]) -> Option<Self> {
         let (oom_kills, rest) = note.split_first_chunk::<8>()?;
-        Some(Self {
+        Some(Self(Losses {
             oom_kills: u64::from_le_bytes(*oom_kills),
-            forks_refused: u64::from_le_bytes(*rest.first_chunk()?),
-        })
+            pids_refused: u64::from_le_bytes(*rest.first_chunk()?),
+        }))
     }
 }
 
@@ -71,6 +61,8 @@ pub(super) struct Judge {
     pub begun: Instant,
     /// The guest's own word on a kill is taken: whoever asked for it may have been another connection.
     pub detachable: bool,
+    /// `None` where its beginning was not seen here.
+    pub stay: Option<Stay>,
 }
 
 /// What the counters say of the time in between.
@@ -84,10 +76,25 @@ struct Since {
 
 impl Judge {
     /// `asked` is the cause of a kill that went out through this connection.
-    pub async fn ended(&self, said: wire::Ended, asked: Option<Cause>) -> Ended {
+    pub async fn ended(&mut self, said: wire::Ended, asked: Option<Cause>) -> Ended {
         let since = self.since().await;
+        // The counters are the sandbox's. A kill is this command's where no other was there to be killed, or where something of
+        // its tree was killed and nobody here did it.
+        let alone = self.stay.as_ref().is_some_and(Stay::is_alone);
+        if let Some(stay) = &mut self.stay {
+            let lasting = said.kept_descendants > 0;
+            stay.end(if lasting { Lasting::Yes } else { Lasting::No });
+        }
+        let is_killed = match said.status {
+            Some(ended::Status::Signal(signal)) => signal == libc::SIGKILL,
+            // As a shell tells of it.
+            Some(ended::Status::ExitCode(code)) => code == 128 + libc::SIGKILL,
+            None => false,
+        };
+        let has_proof = alone || is_killed || said.others_killed > 0;
         let out_of_memory = |cause| match since.oom_kills {
             0 => cause,
+            _ if !has_proof => cause,
             _ => Cause::OutOfMemory {
                 limit_bytes: self.place.memory_limit_bytes,
                 peak_bytes: since.peak_bytes,
@@ -168,16 +175,26 @@ impl Judge {
         let before = match &self.before {
             None => return Since::default(),
             Some(Err(error)) => return unread(error),
-            Some(Ok(before)) => before,
+            Some(Ok(Before(before))) => before,
         };
-        match self.place.backend.usage(&self.place.sandbox).await {
-            Err(error) => unread(&error),
-            Ok(after) => Since {
-                oom_kills: after.oom_kills.saturating_sub(before.oom_kills),
-                forks_refused: after.pids_refused.saturating_sub(before.forks_refused),
-                peak_bytes: after.memory_peak_bytes,
-                unknown: None,
+        let Place { backend, sandbox, .. } = &self.place;
+        let after = match backend.losses(sandbox).await {
+            Err(error) => return unread(&error),
+            Ok(after) => after,
+        };
+        let oom_kills = after.oom_kills.saturating_sub(before.oom_kills);
+        let peak_bytes = match oom_kills {
+            0 => 0,
+            _ => match backend.usage(sandbox).await {
+                Err(error) => return unread(&error),
+                Ok(usage) => usage.memory_peak_bytes,
             },
+        };
+        Since {
+            oom_kills,
+            forks_refused: after.pids_refused.saturating_sub(before.pids_refused),
+            peak_bytes,
+            unknown: None,
         }
     }
 }

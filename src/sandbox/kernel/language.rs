@@ -62,6 +62,10 @@ pub(super) enum Mode {
     Once,
     /// Forks one child ahead for each piece. Python only.
     Zygote,
+    /// Is taken for a mould. Python only.
+    Nursery,
+    /// Cast from a mould: one piece, then the process ends. It says its end itself.
+    Cast,
 }
 
 /// An interpreter that the sandbox has.
@@ -165,6 +169,17 @@ impl Language {
                     include_str!("kernels/python_zygote.py")
                 ),
             ),
+            Mode::Nursery => (
+                "nursery",
+                concat!(
+                    include_str!("kernels/python.py"),
+                    include_str!("kernels/python_piece.py"),
+                    include_str!("kernels/python_once.py"),
+                    include_str!("kernels/python_nursery.py")
+                ),
+            ),
+            // All of it is in the mould.
+            Mode::Cast => ("cast", ""),
         };
         // By standard input, where the interpreter can take it so: a command line is seen by everything in the sandbox.
         let (words, driver): (&[&str], &str) = match self {

@@ -10,10 +10,13 @@ use super::frame::{Decoder, Nonsense, Piece};
 use super::language::{Language, Mode, is_missing};
 use super::message::Message;
 use super::{Error, MAX_CODE, exec};
+use crate::sandbox::mould::Mould;
 use crate::sandbox::{Command, Control, Exec, Output, Sandbox, Stdin};
 
 /// How long an interpreter may take until it waits for code.
 const START: Duration = Duration::from_secs(30);
+/// The same for one that is cast, which loads nothing.
+const CAST: Duration = Duration::from_secs(10);
 /// How long a driver that waits for code may take to take it.
 const TAKE: Duration = Duration::from_secs(10);
 /// Between a kill and the end.
@@ -53,6 +56,63 @@ pub(super) struct Link {
 }
 
 impl Link {
+    /// A driver that is cast from a mould of [`Mode::Nursery`], ready.
+    ///
+    /// # Errors
+    /// [`Error::NotCast`] when that does not work here, and those of the sandbox.
+    pub(super) async fn cast(
+        sandbox: &Sandbox,
+        language: Language,
+        setting: &Setting,
+        mould: &Mould,
+    ) -> Result<Self, Error> {
+        let (word, settings) = (word(), settings(language, &setting.env));
+        // What a guest runs that an earlier server left, and that has never heard of moulds.
+        let words = [
+            language.programs()[0],
+            "-c",
+            "raise SystemExit('this guest casts no process')",
+        ];
+        let mut command = Command::new(words).stdin(Stdin::Open);
+        command.cwd.clone_from(&setting.cwd);
+        let exec = match sandbox.cast(command, mould).await {
+            Ok(exec) => exec,
+            Err(crate::sandbox::Error::NotStarted { code, message }) if code == "not_cast" => {
+                return Err(Error::NotCast(message));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let mut link = Self::new(language, Mode::Cast, exec, &word);
+        let hello = format!("{} {word} cast\n{settings}", settings.len());
+        match timeout(CAST, link.first_word(hello.as_bytes())).await {
+            Ok(Ok(_)) => Ok(link),
+            Ok(Err(reason)) => Err(not_cast(link.unfit(reason).await)),
+            Err(_) => Err(not_cast(link.unfit(format!("it was not ready within {CAST:?}")).await)),
+        }
+    }
+
+    fn new(language: Language, mode: Mode, exec: Exec, word: &str) -> Self {
+        Self {
+            language,
+            mode,
+            exec,
+            out: Decoder::new(word),
+            err: Decoder::new(word),
+            pieces: VecDeque::new(),
+            closed: false,
+        }
+    }
+
+    /// The number of its process inside the sandbox.
+    pub(super) fn pid(&self) -> u32 {
+        self.exec.pid()
+    }
+
+    /// Gives it bytes that are no request.
+    pub(super) async fn tell(&self, bytes: &[u8]) -> Result<(), exec::Closed> {
+        self.exec.input(bytes).await
+    }
+
     /// Starts a driver and waits until it is ready; also says the interpreter's version.
     pub(super) async fn start(
         sandbox: &Sandbox,
@@ -71,15 +131,7 @@ impl Link {
                 Err(error) if is_missing(&error) => continue,
                 Err(error) => return Err(error.into()),
             };
-            let mut link = Self {
-                language,
-                mode,
-                exec,
-                out: Decoder::new(&word),
-                err: Decoder::new(&word),
-                pieces: VecDeque::new(),
-                closed: false,
-            };
+            let mut link = Self::new(language, mode, exec, &word);
             return match timeout(START, link.first_word(&hello)).await {
                 Ok(Ok(version)) => Ok((link, version)),
                 Ok(Err(reason)) => Err(link.unfit(reason).await),
@@ -194,6 +246,13 @@ impl Link {
                 end.await
             }
         }
+    }
+}
+
+fn not_cast(error: Error) -> Error {
+    match error {
+        Error::Unfit { reason, .. } => Error::NotCast(reason),
+        error => error,
     }
 }
 

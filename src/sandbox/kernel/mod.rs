@@ -17,6 +17,7 @@ mod frame;
 mod language;
 mod link;
 mod message;
+mod nursery;
 mod outlet;
 mod warm;
 
@@ -27,6 +28,7 @@ use tokio::sync::mpsc;
 
 pub use context::{Interrupted, Kernel, Options, State};
 pub use language::{Interpreter, Language, UnknownLanguage};
+pub use nursery::mould;
 pub use warm::{Fresh, Warm, WarmOptions};
 
 use super::exec;
@@ -43,6 +45,9 @@ pub enum Error {
     /// It is there, and cannot serve: too old, or without what the driver needs.
     #[error("the sandbox's {language} cannot run code for us: {reason}")]
     Unfit { language: Language, reason: String },
+    /// No process could be cast from a mould: start an interpreter instead.
+    #[error("the sandbox's interpreter could not be cast: {0}")]
+    NotCast(String),
     #[error("{waiting} calls wait for this kernel already")]
     Busy { waiting: usize },
     /// Restart it.
@@ -61,7 +66,7 @@ pub enum Error {
 impl Error {
     pub fn kind(&self) -> Kind {
         match self {
-            Self::NoInterpreter { .. } | Self::Unfit { .. } | Self::Ended(_) => Kind::WrongState,
+            Self::NoInterpreter { .. } | Self::Unfit { .. } | Self::NotCast(_) | Self::Ended(_) => Kind::WrongState,
             Self::Busy { .. } => Kind::Exhausted,
             Self::TooLong(_) | Self::Nul(_) | Self::Variable(_) => Kind::Invalid,
             Self::Sandbox(error) => error.kind(),

@@ -24,12 +24,15 @@ use super::link::{Link, Said, Setting, check};
 use super::message::{End, Gone, Message};
 use super::outlet::Job;
 use super::{Error, Run, RunEnded, RunOptions, exec};
+use crate::sandbox::mould::Mould;
 use crate::sandbox::{Cause, Sandbox};
 
 /// How long a used lane may take to wait again, or a used interpreter to end.
 const COOL: Duration = Duration::from_secs(10);
 /// Interpreters started because no lane waited, at once.
 const MAX_COLD: usize = 32;
+/// A sandbox that has run one piece is likely to end: so long nothing is cast for a second one, which is cast when it comes.
+const LULL: Duration = Duration::from_millis(30);
 /// Between two tries to start a lane, and how often in a row it may fail.
 const RETRY: Duration = Duration::from_secs(1);
 const TRIES: u32 = 5;
@@ -43,9 +46,12 @@ pub enum Fresh {
     Executed,
 }
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct WarmOptions {
     pub fresh: Fresh,
+    /// Of [`super::mould`]: processes are cast from it, where the language has that and `fresh` does not forbid it. Where it
+    /// turns out not to fit, interpreters are started as if it were not there.
+    pub mould: Option<Arc<Mould>>,
     /// Processes that wait: how many pieces of code can start at once without delay. 0 = none waits.
     pub lanes: usize,
     /// Whether everything is loaded before there is any code. Without it the first lane is an interpreter of its own, which takes its
@@ -60,6 +66,7 @@ impl Default for WarmOptions {
     fn default() -> Self {
         Self {
             fresh: Fresh::Forked,
+            mould: None,
             lanes: 1,
             ahead: true,
             cwd: None,
@@ -82,6 +89,8 @@ struct Shared {
     language: Language,
     fresh: Fresh,
     setting: Setting,
+    /// Until it turns out not to fit.
+    mould: Mutex<Option<Arc<Mould>>>,
     /// Lanes that wait.
     parked: Mutex<Vec<oneshot::Sender<Job>>>,
 }
@@ -100,6 +109,11 @@ impl Warm {
                 cwd: options.cwd,
                 env: options.env,
             },
+            mould: Mutex::new(
+                options
+                    .mould
+                    .filter(|_| language == Language::Python && options.fresh == Fresh::Forked),
+            ),
             parked: Mutex::default(),
         });
         let mut lanes = JoinSet::new();
@@ -174,6 +188,16 @@ impl Shared {
     }
 
     async fn link(&self, mode: Mode) -> Result<Link, Error> {
+        let mould = locked(&self.mould).clone();
+        if let Some(mould) = mould {
+            match Link::cast(&self.sandbox, self.language, &self.setting, &mould).await {
+                Err(Error::NotCast(reason)) => {
+                    tracing::warn!(sandbox = %self.sandbox.id(), reason, "no interpreter could be cast; one is started");
+                    *locked(&self.mould) = None;
+                }
+                other => return other,
+            }
+        }
         Ok(Link::start(&self.sandbox, self.language, mode, &self.setting).await?.0)
     }
 
@@ -232,8 +256,13 @@ async fn lane(shared: Arc<Shared>, mut first: Option<Link>, mut ready: Option<on
                 }
             };
             number += 1;
+            let is_first_cast = number == 1 && link.mode() == Mode::Cast;
             match serve(&shared, link, job, number, oom_kills).await {
                 Some(again) => link = again,
+                None if is_first_cast => {
+                    sleep(LULL).await;
+                    break;
+                }
                 None => break,
             }
         }
@@ -280,6 +309,13 @@ async fn serve(shared: &Shared, mut link: Link, mut job: Job, number: u64, oom_k
             let ended = told(kernel.is_success(), kernel);
             let (again, ()) = tokio::join!(cool(link, carried.heard), job.outlet.end(ended));
             again
+        }
+        (Over::Ended(end), Mode::Cast) => {
+            let kernel = shared.judge(&carried, end, oom_kills).await;
+            let ended = told(end.ok && kernel.is_success(), kernel);
+            // The answer first, as it will say nothing more; then what it left behind is awaited.
+            tokio::join!(link.ended(COOL), job.outlet.end(ended));
+            None
         }
         (Over::Ended(end), _) => {
             let ok = end.ok;

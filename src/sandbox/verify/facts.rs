@@ -7,7 +7,7 @@ use std::io;
 use nix::sched::{CloneFlags, setns};
 
 use super::{Breach, Expected};
-use crate::sandbox::cgroup::{Enforced, Group, Hierarchies, host_swaps};
+use crate::sandbox::cgroup::{Devices, Enforced, Group, Hierarchies, host_swaps};
 use crate::sandbox::mountinfo::{self, Entry};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,8 +23,7 @@ pub(super) struct Facts {
     pub hostname: String,
     pub group: Group,
     pub enforced: Enforced,
-    /// Version 1: what may be opened.
-    pub devices: Option<String>,
+    pub devices: Devices,
     pub host_swaps: bool,
 }
 

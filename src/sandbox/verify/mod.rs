@@ -5,13 +5,15 @@
 //! sandbox). Reading (`facts`) and judging (`process`, `mounts`: pure functions of text) are apart, so that each wall has a test in
 //! which it is missing.
 //!
+//! The walls of programs the guest sets for each: they are read back on the first that it starts (`program`), which does nothing.
+//!
 //! What cannot be known from outside: whether the process can be dumped (its files in `/proc` have the same owner either
-//! way when it is root of its namespace), and the filter of programs, which the guest sets for each. The suite of all
-//! backends tests those from inside.
+//! way when it is root of its namespace). The suite of all backends tests that from inside.
 
 mod facts;
 mod mounts;
 mod process;
+mod program;
 #[cfg(test)]
 mod tests;
 
@@ -19,8 +21,12 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use self::facts::Facts;
+pub use self::program::program;
 use super::cgroup::{Group, Hierarchies};
 use super::{Identity, Limits};
+
+/// Sets of capabilities: inheritable, permitted, effective, bounding, ambient.
+const SETS: usize = 5;
 
 /// A wall that is not as it was asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,13 +72,14 @@ pub struct Expected {
     /// Namespaces that must not be the host's, by their names in `/proc/PID/ns`.
     pub namespaces: Vec<&'static str>,
     /// The most that each set may hold: inheritable, permitted, effective, bounding, ambient.
-    pub capabilities: [u64; 5],
+    pub capabilities: [u64; SETS],
     /// Whether the first process itself has a system-call filter.
     pub filtered: bool,
     pub oom_score_adj: i32,
     /// The most of each, hard and soft, by its name in `/proc/PID/limits`.
     pub rlimits: Vec<(&'static str, u64)>,
-    pub hostname: &'static str,
+    /// `None` where it is not the kernel that tells programs.
+    pub hostname: Option<&'static str>,
     /// `None` where what programs see is not what the first process sees.
     pub mounts: Option<Mounts>,
     pub group: Group,

@@ -1,18 +1,18 @@
 //! Who the first process is, what it may do, and what it is held to.
 
 use super::facts::Facts;
-use super::{Breach, Expected};
+use super::{Breach, Expected, SETS};
 use crate::sandbox::Identity;
-use crate::sandbox::cgroup::{quota_us, within_a_page};
+use crate::sandbox::cgroup::{Devices, quota_us, within_a_page};
 
-const SETS: [&str; 5] = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"];
+const NAMES: [&str; SETS] = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"];
 
 pub(super) fn breaches(facts: &Facts, expected: &Expected) -> Vec<Breach> {
     let mut found = identity(facts, expected);
     for name in &facts.shared {
         found.push(Breach::new(format!("namespace {name}"), "its own", "the host's"));
     }
-    found.extend(powers(&facts.status, expected));
+    found.extend(powers(&facts.status, expected.capabilities, expected.filtered));
     for (name, most) in &expected.rlimits {
         found.extend(rlimit(&facts.limits, name, *most));
     }
@@ -24,35 +24,41 @@ pub(super) fn breaches(facts: &Facts, expected: &Expected) -> Vec<Breach> {
             facts.oom_score_adj.trim(),
         )),
     }
-    if facts.hostname != expected.hostname {
-        found.push(Breach::new("host name", expected.hostname, &facts.hostname));
+    if let Some(wanted) = expected.hostname.filter(|wanted| facts.hostname != *wanted) {
+        found.push(Breach::new("host name", wanted, &facts.hostname));
     }
     found.extend(group(facts, expected));
     found
 }
 
 /// A field of `/proc/PID/status`.
-fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+pub(super) fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     let rest = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':');
     status.lines().find_map(rest).map(str::trim)
 }
 
-fn identity(facts: &Facts, expected: &Expected) -> Vec<Breach> {
+/// uid and gid, and groups among those that are known.
+pub(super) fn ids(status: &str, uid: u32, known: &[u32]) -> Vec<Breach> {
     let mut breaches = Vec::new();
-    let wanted = expected.uid.to_string();
+    let wanted = uid.to_string();
     for name in ["Uid", "Gid"] {
         // Real, effective, saved and of the file system.
-        let found = field(&facts.status, name).unwrap_or("unknown");
+        let found = field(status, name).unwrap_or("unknown");
         let ids: Vec<&str> = found.split_whitespace().collect();
         if ids.len() != 4 || ids.iter().any(|id| *id != wanted) {
             breaches.push(Breach::new(name, &wanted, found));
         }
     }
-    let groups = field(&facts.status, "Groups").unwrap_or("unknown");
-    let is_known = |group: &str| group.parse().is_ok_and(|group| expected.groups.contains(&group));
+    let groups = field(status, "Groups").unwrap_or("unknown");
+    let is_known = |group: &str| group.parse().is_ok_and(|group| known.contains(&group));
     if !groups.split_whitespace().all(is_known) {
-        breaches.push(Breach::new("groups", format!("{:?} at most", expected.groups), groups));
+        breaches.push(Breach::new("groups", format!("{known:?} at most"), groups));
     }
+    breaches
+}
+
+fn identity(facts: &Facts, expected: &Expected) -> Vec<Breach> {
+    let mut breaches = ids(&facts.status, expected.uid, &expected.groups);
     if let Some(identity) = expected.user_namespace {
         let wanted = ["0".to_owned(), identity.base.to_string(), Identity::RANGE.to_string()];
         for (name, map) in [("uid_map", &facts.uid_map), ("gid_map", &facts.gid_map)] {
@@ -65,9 +71,9 @@ fn identity(facts: &Facts, expected: &Expected) -> Vec<Breach> {
     breaches
 }
 
-fn powers(status: &str, expected: &Expected) -> Vec<Breach> {
+pub(super) fn powers(status: &str, capabilities: [u64; SETS], filtered: bool) -> Vec<Breach> {
     let mut breaches = Vec::new();
-    for (name, most) in SETS.into_iter().zip(expected.capabilities) {
+    for (name, most) in NAMES.into_iter().zip(capabilities) {
         let text = field(status, name).unwrap_or("unknown");
         match u64::from_str_radix(text, 16) {
             Ok(set) if set & !most == 0 => {}
@@ -82,7 +88,7 @@ fn powers(status: &str, expected: &Expected) -> Vec<Breach> {
         let found = field(status, "NoNewPrivs").unwrap_or("unknown");
         breaches.push(Breach::new("no_new_privs", "1", found));
     }
-    if expected.filtered && field(status, "Seccomp") != Some("2") {
+    if filtered && field(status, "Seccomp") != Some("2") {
         let found = field(status, "Seccomp").unwrap_or("unknown");
         breaches.push(Breach::new("system-call filter", "2", found));
     }
@@ -134,13 +140,16 @@ fn group(facts: &Facts, expected: &Expected) -> Vec<Breach> {
         enforced.cpu_quota_us,
     );
     // `a *:* rwm` is every device there is.
-    if let Some(devices) = &facts.devices
-        && devices.lines().any(|line| {
-            let mut words = line.split(' ');
-            words.next() == Some("a") || (words.next() == Some("*:*") && words.next() != Some("m"))
-        })
-    {
-        breaches.push(Breach::new("devices", "a list", devices.replace('\n', ", ")));
+    let is_open = |line: &str| {
+        let mut words = line.split(' ');
+        words.next() == Some("a") || (words.next() == Some("*:*") && words.next() != Some("m"))
+    };
+    match &facts.devices {
+        Devices::List(list) if list.lines().any(is_open) => {
+            breaches.push(Breach::new("devices", "a list", list.replace('\n', ", ")));
+        }
+        Devices::Programs(0) => breaches.push(Breach::new("devices", "a program that judges", "none")),
+        Devices::List(_) | Devices::Programs(_) => {}
     }
     breaches
 }

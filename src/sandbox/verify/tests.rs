@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::sandbox::cgroup::Enforced;
+use crate::sandbox::cgroup::{Devices, Enforced};
 use crate::sandbox::mountinfo;
 
 const STATUS: &str = "Name:\tguest\nUid:\t1048576\t1048576\t1048576\t1048576\nGid:\t1048576\t1048576\t1048576\t1048576\n\
@@ -45,7 +45,7 @@ fn facts() -> Facts {
             pids: Some(256),
             cpu_quota_us: Some(100_000),
         },
-        devices: Some("c 1:3 rw\nc 136:* rw".to_owned()),
+        devices: Devices::List("c 1:3 rw\nc 136:* rw".to_owned()),
         host_swaps: true,
     }
 }
@@ -69,7 +69,7 @@ fn expected() -> Expected {
             ("Max file size", 2 << 30),
             ("Max open files", 4096),
         ],
-        hostname: "sandbox",
+        hostname: Some("sandbox"),
         mounts: Some(Mounts {
             root: vec!["nosuid", "nodev"],
             may_follow: false,
@@ -99,7 +99,7 @@ fn named(facts: &Facts) -> Vec<String> {
 #[test]
 fn a_whole_sandbox_passes_and_each_missing_wall_is_named() {
     assert_eq!(breaches(&facts(), &expected(), &|path| path != "/proc/nowhere"), []);
-    let texts: [(&str, Field, &str, &str); 26] = [
+    let texts: [(&str, Field, &str, &str); 24] = [
         ("Uid", |f| &mut f.status, "Uid:\t1048576\t1048576", "Uid:\t1048576\t0"),
         ("Gid", |f| &mut f.status, "Gid:\t1048576", "Gid:\t0"),
         ("groups", |f| &mut f.status, "Groups:\t ", "Groups:\t27 "),
@@ -147,8 +147,6 @@ fn a_whole_sandbox_passes_and_each_missing_wall_is_named() {
         ("Max open files", |f| &mut f.limits, "Max open files", "Max other files"),
         ("oom_score_adj", |f| &mut f.oom_score_adj, "200", "-1000"),
         ("host name", |f| &mut f.hostname, "sandbox", "server7"),
-        ("devices", |f| f.devices.as_mut().unwrap(), "c 1:3 rw", "a *:* rwm"),
-        ("devices", |f| f.devices.as_mut().unwrap(), "c 136:* rw", "b *:* rw"),
         ("uid_map", |f| &mut f.uid_map, "         0", "         1"),
         ("no_new_privs", |f| &mut f.status, "NoNewPrivs", "Others"),
         ("system-call filter", |f| &mut f.status, "Seccomp:\t2", "Seccomp:\t1"),
@@ -260,6 +258,13 @@ fn each_limit_that_did_not_take_is_named() {
     assert_eq!(weak(|f| f.enforced.swap_bytes = None), ["swap"]);
     assert_eq!(weak(|f| f.enforced.pids = None), ["processes"]);
     assert_eq!(weak(|f| f.enforced.cpu_quota_us = Some(200_000)), ["cpu"]);
+    assert_eq!(weak(|f| f.devices = Devices::List("a *:* rwm".to_owned())), ["devices"]);
+    assert_eq!(
+        weak(|f| f.devices = Devices::List("c 1:3 rw\nb *:* rw".to_owned())),
+        ["devices"]
+    );
+    assert_eq!(weak(|f| f.devices = Devices::Programs(0)), ["devices"]);
+    assert_eq!(weak(|f| f.devices = Devices::Programs(1)), Vec::<String>::new());
     let no_swap_here = weak(|f| {
         f.enforced.swap_bytes = None;
         f.host_swaps = false;

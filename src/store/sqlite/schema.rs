@@ -50,7 +50,7 @@ pub(super) fn connect(dir: &Path) -> Result<Connection, Error> {
     let open = || {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(path(dir), flags)?;
-        connection.busy_timeout(BUSY)?;
+        connection.busy_timeout(crate::chaos::patience(BUSY))?;
         connection.pragma_update(None, "synchronous", "FULL")?;
         connection.pragma_update(None, "foreign_keys", true)?;
         connection.set_prepared_statement_cache_capacity(64);

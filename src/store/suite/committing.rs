@@ -18,7 +18,10 @@ async fn created(store: &dyn Store, n: u64) -> RunRecord {
 pub async fn a_commit_becomes_visible_as_one(fixture: impl Fixture) {
     let (store, other) = (fixture.open(), fixture.open());
     let record = created(&*store, 1).await;
-    let resume = |by: &str| Signal::Resume { by: by.to_owned() };
+    let resume = |by: &str| Signal::Resume {
+        by: by.to_owned(),
+        accept: Vec::new(),
+    };
     store.signal(&record.run, resume("a")).await.unwrap();
     store.signal(&record.run, resume("b")).await.unwrap();
     let before = picture(&*store, &record.run).await;
@@ -184,7 +187,15 @@ pub async fn an_ended_run_takes_nothing_more(fixture: impl Fixture) {
     let next = store.commit(sample::step(&end.record)).await;
     let late = store.commit(sample::end(&claimed, sample::cancelled())).await;
     let claim = store.claim(&run, &sample::owner(2), None).await.map(drop);
-    let signal = store.signal(&run, Signal::Resume { by: "x".to_owned() }).await;
+    let signal = store
+        .signal(
+            &run,
+            Signal::Resume {
+                by: "x".to_owned(),
+                accept: Vec::new(),
+            },
+        )
+        .await;
     for refused in [next, late, claim, signal] {
         assert!(matches!(refused, Err(Error::Ended { .. })), "{refused:?}");
     }

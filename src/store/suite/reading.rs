@@ -180,7 +180,10 @@ pub async fn an_inbox_keeps_its_order(fixture: impl Fixture) {
             by: by.clone(),
             reason: reason.clone(),
         },
-        Signal::Resume { by: by.clone() },
+        Signal::Resume {
+            by: by.clone(),
+            accept: Vec::new(),
+        },
         Signal::Cancel { by, reason },
     ];
     for (n, signal) in signals.iter().enumerate() {
@@ -211,7 +214,10 @@ pub async fn an_inbox_keeps_its_order(fixture: impl Fixture) {
 pub async fn what_is_not_there_is_not_found(fixture: impl Fixture) {
     let store = fixture.open();
     let (run, task) = (RunId::from_bits(1), TaskId::from_bits(1));
-    let signal = Signal::Resume { by: String::new() };
+    let signal = Signal::Resume {
+        by: String::new(),
+        accept: Vec::new(),
+    };
     let results = [
         store.run(&run).await.map(drop),
         store.run_of_task(&task).await.map(drop),
@@ -236,7 +242,16 @@ pub async fn an_unknown_format_version_is_refused_by_name(fixture: impl Fixture)
     let store = fixture.open();
     let run = RunId::from_bits(1);
     store.create(sample::task(1)).await.unwrap();
-    store.signal(&run, Signal::Resume { by: String::new() }).await.unwrap();
+    store
+        .signal(
+            &run,
+            Signal::Resume {
+                by: String::new(),
+                accept: Vec::new(),
+            },
+        )
+        .await
+        .unwrap();
     let id = store.inbox(&run).await.unwrap()[0].id;
     for row in [
         Row::Entry(&run, 1),
@@ -307,7 +322,16 @@ pub async fn what_was_acknowledged_is_there_after_reopening(fixture: impl Fixtur
     store.commit(sample::step(&claimed)).await.unwrap();
     let refused = store.commit(sample::step(&claimed)).await;
     assert!(matches!(refused, Err(Error::StaleSeq { .. })));
-    store.signal(&run, Signal::Resume { by: "x".to_owned() }).await.unwrap();
+    store
+        .signal(
+            &run,
+            Signal::Resume {
+                by: "x".to_owned(),
+                accept: Vec::new(),
+            },
+        )
+        .await
+        .unwrap();
     let before = picture(&*store, &run).await;
     assert_eq!(
         (before.record.seq, before.record.owner.clone()),
@@ -335,6 +359,15 @@ pub async fn the_data_version_tells_of_others(fixture: impl Fixture) {
     store.claim(&run, &sample::owner(1), None).await.unwrap();
     other.run(&run).await.unwrap();
     assert!(!changed().await);
-    other.signal(&run, Signal::Resume { by: String::new() }).await.unwrap();
+    other
+        .signal(
+            &run,
+            Signal::Resume {
+                by: String::new(),
+                accept: Vec::new(),
+            },
+        )
+        .await
+        .unwrap();
     assert!(changed().await);
 }

@@ -103,6 +103,7 @@ pub fn entry(seq: u64) -> Entry {
         seq,
         at: Timestamp(1_000_000 + seq as i64),
         event: Event::Resumed {
+            accepted: Vec::new(),
             by: format!("entry {seq}"),
         },
     }

@@ -311,6 +311,57 @@ async fn code_ends_with_its_sandbox_and_says_so() {
     assert_eq!(reason(&refused), (Code::FailedPrecondition, "SANDBOX_KILLED".into()));
 }
 
+/// What only an interpreter that was cast, and not started, has mapped.
+const IS_CAST: &str = "print('exuvia-mould' in open('/proc/self/maps').read())";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_has_run_python_has_a_mould_from_then_on_but_not_for_a_strict_policy() {
+    let Some(desk) = Desk::new("an_image_that_has_run_python_has_a_mould_from_then_on_but_not_for_a_strict_policy")
+    else {
+        return;
+    };
+    let served = Served::tidy(&desk);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // Nobody waits for it: the first has an interpreter of its own.
+    let mut first = Place::new(&served).await;
+    assert_eq!(first.run(IS_CAST).await.stdout, "False\n");
+    loop {
+        let mut place = Place::new(&served).await;
+        let came = place.run(IS_CAST).await;
+        kill(&mut place.client, &place.id).await;
+        if came.stdout == "True\n" {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{came:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let request = |policy: &str, env: &[(&str, &str)]| proto::CreateSandboxRequest {
+        policy: policy.into(),
+        env: env
+            .iter()
+            .map(|(name, value)| (name.to_string(), value.to_string()))
+            .collect(),
+        ..plain()
+    };
+    // (policy, variables, whether it is cast)
+    let cases = [
+        ("default", vec![("PLAIN", "x")], "True\n"),
+        ("default", vec![("PYTHONPATH", "/workspace")], "False\n"),
+        ("strict", vec![], "False\n"),
+    ];
+    for (policy, env, want) in cases {
+        first.id = create(&mut first.client, request(policy, &env)).await.sandbox_id;
+        for _ in 0..2 {
+            assert_eq!(first.run(IS_CAST).await.stdout, want, "{policy} {env:?}");
+        }
+        for (name, value) in env {
+            let came = first.run(&format!("import os; print(os.environ['{name}'])")).await;
+            assert_eq!(came.stdout, format!("{value}\n"));
+        }
+        kill(&mut first.client, &first.id).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_from_the_pool_has_python_waiting() {
     let Some(desk) = Desk::new("a_sandbox_from_the_pool_has_python_waiting") else {
@@ -336,18 +387,8 @@ async fn a_sandbox_from_the_pool_has_python_waiting() {
     };
     let came = place.run("print(6*7)").await;
     assert_eq!((came.stdout.as_str(), came.ended.ok), ("42\n", true));
-    // Forked from what waited: an interpreter of its own would be a child of the sandbox's first process.
-    // The next one waits a moment after the one before was taken; until then there is a cold one.
-    loop {
-        let parent = place
-            .run("import os; print(open(f'/proc/{os.getppid()}/comm').read().strip())")
-            .await;
-        if parent.stdout.starts_with("python") {
-            break;
-        }
-        assert!(Instant::now() < deadline, "{parent:?}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    // The pool waits for the mould: its interpreters are cast.
+    assert_eq!(place.run(IS_CAST).await.stdout, "True\n");
 
     // From the command line.
     let call = |words: &[&str]| served.sandbox(&desk, words);

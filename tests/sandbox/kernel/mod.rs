@@ -4,6 +4,7 @@ mod bash;
 mod hostile;
 mod life;
 mod node;
+mod nursery;
 mod python;
 mod warm;
 
@@ -21,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// A sandbox for kernels, and what keeps it.
 struct Place {
-    _bench: Bench,
+    bench: Bench,
     sandbox: Arc<Sandbox>,
 }
 
@@ -37,7 +38,7 @@ impl Place {
         spec.limits.cpus = 2.0;
         spec.mounts = mounts;
         let sandbox = Arc::new(bench.open(spec).await);
-        Some(Self { _bench: bench, sandbox })
+        Some(Self { bench, sandbox })
     }
 
     /// The same, and a kernel in it.

@@ -24,11 +24,11 @@ async fn start(test: &str, place: &Place, language: Language, fresh: Fresh) -> O
     }
 }
 
-async fn run(warm: &Warm, code: &str) -> Did {
+pub(super) async fn run(warm: &Warm, code: &str) -> Did {
     finish(warm.run(code, RunOptions::default()).unwrap()).await
 }
 
-fn cause(did: &Did) -> Cause {
+pub(super) fn cause(did: &Did) -> Cause {
     did.ended()
         .kernel
         .as_ref()
@@ -38,7 +38,7 @@ fn cause(did: &Did) -> Cause {
 }
 
 /// Waits until a lane waits.
-async fn parked(warm: &Warm) {
+pub(super) async fn parked(warm: &Warm) {
     let wait = async {
         while warm.parked() == 0 {
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -48,7 +48,7 @@ async fn parked(warm: &Warm) {
 }
 
 /// (code, standard output, standard error, cause)
-const LIKE_PYTHON_C: [(&str, &str, &str, Cause); 11] = [
+pub(super) const LIKE_PYTHON_C: [(&str, &str, &str, Cause); 11] = [
     ("print(6 * 7)", "42\n", "", Cause::Exited { code: 0 }),
     (
         "import sys; print(sys.argv, __name__); sys.exit(7)",

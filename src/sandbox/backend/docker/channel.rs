@@ -46,8 +46,7 @@ pub async fn connect(directory: &Path) -> io::Result<UnixStream> {
 }
 
 /// Asks the guest whether it serves: it has given up all that it does not need by then.
-pub async fn ping(directory: &Path) -> io::Result<()> {
-    let mut stream = connect(directory).await?;
+pub async fn ping(mut stream: UnixStream) -> io::Result<()> {
     let request = wire::Request {
         generation: wire::GENERATION,
         kind: Some(wire::request::Kind::Ping(wire::Ping {})),

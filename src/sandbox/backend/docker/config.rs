@@ -12,12 +12,14 @@ use bollard::models::{
 };
 
 use super::channel;
+use super::gvisor;
 use super::image::Ready;
 use super::record::Record;
+use crate::sandbox::backend::gvisor::{host_limits, most_commands};
 use crate::sandbox::cgroup::{Group, PERIOD_US, quota_us};
 use crate::sandbox::image::HOSTNAME;
 use crate::sandbox::verify::{Expected, Mounts, Writable};
-use crate::sandbox::{Error, Limits, Mount, Spec, walls};
+use crate::sandbox::{Error, Isolation, Limits, Mount, Spec, walls};
 
 const GUEST: &str = "/.exuvia/guest";
 
@@ -46,6 +48,7 @@ pub struct Parts<'a> {
 /// When a mount of the spec names a place that must stay the sandbox's own, or a path is not text.
 pub fn container(spec: &Spec, parts: Parts<'_>) -> Result<ContainerCreateBody, Error> {
     let limits = &spec.limits;
+    let is_gvisor = spec.isolation == Isolation::Gvisor;
     let mut binds = Vec::new();
     for mount in parts.image.binds.iter().chain(&parts.files) {
         binds.push(bind(&mount.source, &mount.target, Access::Read)?);
@@ -55,7 +58,9 @@ pub fn container(spec: &Spec, parts: Parts<'_>) -> Result<ContainerCreateBody, E
         binds.push(bind(&mount.source, &mount.target, Access::Read)?);
     }
     binds.push(bind(parts.guest, Path::new(GUEST), Access::Read)?);
-    binds.push(bind(parts.ctl, Path::new(channel::INSIDE), Access::Write)?);
+    // Under gVisor there is no socket in it: it tells whose the container is (see `stray`).
+    let access = if is_gvisor { Access::Read } else { Access::Write };
+    binds.push(bind(parts.ctl, Path::new(channel::INSIDE), access)?);
 
     let scratch = format!(
         "rw,nosuid,nodev,exec,size={},nr_inodes={}",
@@ -96,10 +101,14 @@ pub fn container(spec: &Spec, parts: Parts<'_>) -> Result<ContainerCreateBody, E
         user: Some("0:0".into()),
         image: Some(parts.image.id.clone()),
         entrypoint: strings(&[GUEST]),
-        cmd: Some(vec![
-            "--listen-path".into(),
-            format!("{}/{}", channel::INSIDE, channel::SOCKET),
-        ]),
+        cmd: Some(match is_gvisor {
+            true => vec!["--stdio-line".into(), most_commands(limits).to_string()],
+            false => vec![
+                "--listen-path".into(),
+                format!("{}/{}", channel::INSIDE, channel::SOCKET),
+            ],
+        }),
+        open_stdin: is_gvisor.then_some(true),
         // An image's health check would be an exec with more rights than its programs have.
         healthcheck: Some(HealthConfig {
             test: strings(&["NONE"]),
@@ -114,7 +123,11 @@ pub fn container(spec: &Spec, parts: Parts<'_>) -> Result<ContainerCreateBody, E
             // Not nano_cpus: the engine refuses more than the host has, and a policy is not written for one host.
             cpu_period: Some(PERIOD_US as i64),
             cpu_quota: Some(quota_us(limits.cpus) as i64),
-            pids_limit: Some(i64::from(limits.pids)),
+            pids_limit: Some(i64::from(match is_gvisor {
+                true => host_limits(limits).pids,
+                false => limits.pids,
+            })),
+            runtime: is_gvisor.then(|| gvisor::RUNTIME.to_owned()),
             ulimits: Some(ulimits(limits)),
             mounts: Some(binds),
             tmpfs: Some(tmpfs),
@@ -182,7 +195,7 @@ pub fn expected(record: &Record, group: Group, remap: Option<u32>) -> Expected {
             ("Max pending signals", 1024),
             ("Max msgqueue size", 0),
         ],
-        hostname: HOSTNAME,
+        hostname: Some(HOSTNAME),
         mounts: Some(Mounts {
             root: Vec::new(),
             may_follow: true,

@@ -8,10 +8,11 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use bollard::container::AttachContainerResults;
 use bollard::models::{ContainerCreateBody, ContainerInspectResponse, ContainerSummary, ImageInspect, SystemInfo};
 use bollard::query_parameters::{
-    CreateContainerOptions, CreateImageOptions, InspectContainerOptions, ListContainersOptions, RemoveContainerOptions,
-    StartContainerOptions, StopContainerOptions,
+    AttachContainerOptions, CreateContainerOptions, CreateImageOptions, InspectContainerOptions, ListContainersOptions,
+    RemoveContainerOptions, StartContainerOptions, StopContainerOptions,
 };
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt};
@@ -144,6 +145,17 @@ impl Engine {
             self.docker.start_container(container, None::<StartContainerOptions>),
         )
         .await
+    }
+
+    /// The standard streams of a container, from now on.
+    pub async fn attach(&self, container: &str) -> Result<AttachContainerResults, Failure> {
+        let options = AttachContainerOptions {
+            stream: true,
+            stdin: true,
+            stdout: true,
+            ..AttachContainerOptions::default()
+        };
+        within(QUICK, self.docker.attach_container(container, Some(options))).await
     }
 
     pub async fn inspect(&self, container: &str) -> Result<ContainerInspectResponse, Failure> {

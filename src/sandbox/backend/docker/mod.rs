@@ -8,16 +8,20 @@
 //! `passwd` and `group` of a `host` sandbox. On the engine: the container `exuvia-ID`, with the same facts as labels.
 //!
 //! What the engine cannot do: a user namespace of its own for each sandbox (programs run under
-//! [`Identity::host_uid`] directly, or inside the one range of a `userns-remap` engine), a rootless engine, gVisor (it lets in no
-//! socket of the host, and the guest is not spoken to in another way here; docs/adr/0013-gvisor.md), `nosuid` on binds (no_new_privs voids set-id bits all the same). What an image
-//! declares as a volume is empty and read-only here.
+//! [`Identity::host_uid`] directly, or inside the one range of a `userns-remap` engine), a rootless engine, `nosuid` on binds
+//! (no_new_privs voids set-id bits all the same). What an image declares as a volume is empty and read-only here.
+//!
+//! With isolation `gvisor` the engine's runtime `runsc` makes the container (`gvisor`), and the guest is spoken to over its
+//! standard streams (`line`) in place of the socket; everything else is the same.
 //!
 //! Read next: `config` for what a container is asked to be, and what is checked.
 
 mod channel;
 mod config;
 mod engine;
+mod gvisor;
 mod image;
+mod line;
 mod record;
 mod stray;
 mod view;
@@ -27,6 +31,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -38,10 +43,11 @@ use tracing::{debug, instrument};
 use self::config::Parts;
 use self::engine::{Engine, Failure};
 use self::image::Images;
+use self::line::Line;
 pub use self::record::FILE as RECORD;
 use self::record::Record;
 pub use self::stray::{Stray, Strays};
-use super::{Backend, Capabilities, Handle, Owned, guest_file};
+use super::{Backend, Capabilities, Handle, Owned, guest_file, gvisor as runsc};
 use crate::ids::SandboxId;
 use crate::process::Process;
 use crate::sandbox::cgroup::{self, Hierarchies};
@@ -57,6 +63,10 @@ const LABEL_RECORD: &str = "exuvia.record";
 const GUEST_UP: Duration = Duration::from_secs(30);
 /// For a removal that somebody else began.
 const REMOVED: Duration = Duration::from_secs(60);
+/// For the engine to see that a container has ended.
+const END_KNOWN: Duration = Duration::from_secs(3);
+/// How long the engine may take to know what it did.
+const SETTLED: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(10);
 
 /// The engine of this host, as used from one data directory.
@@ -72,6 +82,10 @@ pub struct Docker {
     owner: Process,
     /// First host id of the engine's one user namespace (`userns-remap`).
     remap: Option<u32>,
+    /// Whether there is isolation `gvisor`, or why not.
+    gvisor: Result<(), String>,
+    /// Of sandboxes of gVisor: taken up when first used, and again when lost.
+    lines: Mutex<HashMap<SandboxId, Arc<tokio::sync::Mutex<Option<Line>>>>>,
 }
 
 impl Docker {
@@ -97,6 +111,7 @@ impl Docker {
         };
         let engine = Engine::connect(&socket).await.map_err(|failure| no_engine(&failure))?;
         let info = engine.info().await.map_err(|failure| no_engine(&failure))?;
+        let mut gvisor = gvisor::offered(&info);
         let options = info.security_options.unwrap_or_default();
         let has = |name: &str| options.iter().any(|option| option.split(',').any(|part| part == name));
         if has("name=rootless") {
@@ -110,6 +125,11 @@ impl Docker {
             })?),
             false => None,
         };
+        if remap.is_some() {
+            gvisor = Err(
+                "the engine remaps users, which `runsc` under it was not seen to take: use the backend `oci`".into(),
+            );
+        }
         let prepared = prepare(data_dir).map_err(|error| Error::Unsupported {
             wanted: "a data directory for sandboxes".into(),
             missing: format!("`{}`: {error}", data_dir.display()),
@@ -125,7 +145,17 @@ impl Docker {
             data_label: data_label(&data_dir),
             owner,
             remap,
+            gvisor,
+            lines: Mutex::default(),
         })
+    }
+
+    /// Whether there is isolation `gvisor`.
+    ///
+    /// # Errors
+    /// What it lacks.
+    pub fn gvisor(&self) -> Result<(), &str> {
+        self.gvisor.as_ref().copied().map_err(String::as_str)
     }
 
     fn data_dir(&self) -> &Path {
@@ -173,6 +203,7 @@ impl Docker {
             identity: spec.identity,
             limits: spec.limits.clone(),
             has_workspace: spec.workspace.is_some(),
+            isolation: spec.isolation,
         };
         let files = self
             .lay_out(spec, handle, &record)
@@ -210,6 +241,9 @@ impl Docker {
         let ctl = self.ctl(&spec.id);
         private_directory(&ctl)?;
         chown(&ctl, self.remap, self.remap)?;
+        if spec.isolation == Isolation::Gvisor {
+            line::make_secret(&directory)?;
+        }
         if let ImageRef::Stored(_) = spec.image {
             let root = images::resolve(&spec.image, self.data_dir()).map_err(io::Error::other)?;
             images::hold(&root, &directory)?;
@@ -232,8 +266,11 @@ impl Docker {
     async fn guest_up(&self, id: &SandboxId) -> Result<(), Error> {
         let deadline = Instant::now() + GUEST_UP;
         loop {
-            let missing = match channel::ping(&self.ctl(id)).await {
-                Ok(()) => return Ok(()),
+            let missing = match self.reach(id).await {
+                Ok(stream) => match channel::ping(stream).await {
+                    Ok(()) => return Ok(()),
+                    Err(error) => error,
+                },
                 Err(error) => error,
             };
             let inspected = self.engine.inspect(&name(id)).await;
@@ -259,6 +296,39 @@ impl Docker {
             }
             tokio::time::sleep(POLL).await;
         }
+    }
+
+    /// A connection to the guest, by its socket or over its line.
+    async fn reach(&self, id: &SandboxId) -> io::Result<UnixStream> {
+        let directory = self.directory(id);
+        match record::read(&directory)?.isolation {
+            Isolation::Container | Isolation::Microvm => channel::connect(&self.ctl(id)).await,
+            Isolation::Gvisor => {
+                let line = Arc::clone(self.lines().entry(id.clone()).or_default());
+                let mut line = line.lock().await;
+                if let Some(line) = line.as_ref().filter(|line| !line.is_lost()) {
+                    return line.open();
+                }
+                let secret = line::secret(&directory)?;
+                let taken = Line::take_up(&self.engine, &name(id), &secret).await;
+                line.insert(taken.map_err(io::Error::other)?).open()
+            }
+        }
+    }
+
+    fn lines(&self) -> std::sync::MutexGuard<'_, HashMap<SandboxId, Arc<tokio::sync::Mutex<Option<Line>>>>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the sandbox stands still by the kernel's word, which the engine's follows late. `None` where the kernel has none: under
+    /// gVisor, while nothing runs, or on the way.
+    async fn observed_frozen(&self, id: &SandboxId) -> Option<bool> {
+        let record = record::read(&self.directory(id)).ok()?;
+        if record.isolation == Isolation::Gvisor {
+            return None;
+        }
+        let (group, _) = self.group("look at", id).await.ok()?;
+        group.is_frozen().ok()?
     }
 
     /// The running container's group and its init, as numbered on the host.
@@ -288,12 +358,51 @@ impl Docker {
         Ok((group, pid))
     }
 
+    /// Of a sandbox of gVisor that memory ended as a whole: the engine removes its group, and keeps what the kernel told it of that.
+    async fn ended_usage(&self, id: &SandboxId, record: &Record) -> Option<Usage> {
+        let deadline = Instant::now() + END_KNOWN;
+        loop {
+            let state = self.engine.inspect(&name(id)).await.ok()?.state?;
+            if state.running == Some(false) {
+                return (state.oom_killed == Some(true)).then(|| Usage {
+                    oom_kills: 1,
+                    // It stood at its limit when it was ended.
+                    memory_peak_bytes: record.limits.memory_bytes,
+                    ..Usage::default()
+                });
+            }
+            if Instant::now() >= deadline {
+                return None;
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
     /// Promise 3: what was asked is what the kernel does, or there is no sandbox.
     async fn verify(&self, id: &SandboxId) -> Result<(), Error> {
         let record = record::read(&self.directory(id)).map_err(|error| Error::failed("start", id, error))?;
         let (group, pid) = self.group("start", id).await?;
-        let expected = config::expected(&record, group, self.remap);
-        verify::sandbox(pid, &self.hierarchies, &expected).map_err(Error::Breached)
+        match record.isolation {
+            Isolation::Container | Isolation::Microvm => {
+                let expected = config::expected(&record, group, self.remap);
+                verify::sandbox(pid, &self.hierarchies, &expected).map_err(Error::Breached)
+            }
+            Isolation::Gvisor => {
+                // The engine's runtime leaves this wall out.
+                group
+                    .limit_devices()
+                    .map_err(|error| Error::caused("start", id, &error))?;
+                let expected = gvisor::expected(&record, group.clone());
+                let read = verify::sandbox(pid, &self.hierarchies, &expected);
+                let mut breaches = read.err().unwrap_or_default();
+                breaches.extend(gvisor::breaches(pid, &group));
+                if breaches.is_empty() {
+                    Ok(())
+                } else {
+                    Err(Error::Breached(breaches))
+                }
+            }
+        }
     }
 }
 
@@ -302,21 +411,30 @@ impl Backend for Docker {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             name: BackendName::Docker,
-            isolations: vec![Isolation::Container],
+            isolations: [Isolation::Container]
+                .into_iter()
+                .chain(self.gvisor.is_ok().then_some(Isolation::Gvisor))
+                .collect(),
             user_namespace: self.remap.is_some(),
             freeze: true,
             memory_snapshot: Vec::new(),
-            lacks: Vec::new(),
+            moulds: Vec::new(),
+            lacks: runsc::LACKS.map(|lack| (Isolation::Gvisor, lack)).into(),
         }
     }
 
     #[instrument(skip_all, fields(sandbox = %spec.id))]
     async fn create(&self, spec: &Spec) -> Result<Handle, Error> {
         spec.check()?;
-        if spec.isolation != Isolation::Container {
+        let missing = match (spec.isolation, &self.gvisor) {
+            (Isolation::Container, _) | (Isolation::Gvisor, Ok(())) => None,
+            (Isolation::Gvisor, Err(missing)) => Some(missing.clone()),
+            (Isolation::Microvm, _) => Some("the backend `docker` gives `container` and `gvisor`".to_owned()),
+        };
+        if let Some(missing) = missing {
             return Err(Error::Unsupported {
                 wanted: format!("isolation `{}`", spec.isolation),
-                missing: "the backend `docker` gives only `container`".into(),
+                missing,
             });
         }
         let handle = Handle {
@@ -358,7 +476,7 @@ impl Backend for Docker {
 
     async fn connect(&self, sandbox: &Handle) -> Result<UnixStream, Error> {
         let id = &sandbox.id;
-        match channel::connect(&self.ctl(id)).await {
+        match self.reach(id).await {
             Ok(stream) => Ok(stream),
             Err(_) if !self.directory(id).exists() => Err(Error::NotFound(id.clone())),
             Err(error) => Err(Error::GuestLost {
@@ -370,24 +488,48 @@ impl Backend for Docker {
 
     async fn freeze(&self, sandbox: &Handle, frozen: bool) -> Result<(), Error> {
         let (id, doing) = (&sandbox.id, if frozen { "freeze" } else { "thaw" });
-        let inspected = match self.engine.inspect(&name(id)).await {
-            Ok(inspected) => inspected,
-            Err(Failure::NotFound(_)) => return Err(Error::NotFound(id.clone())),
-            Err(failure) => return Err(Error::failed(doing, id, failure)),
-        };
-        let is_frozen = inspected.state.and_then(|state| state.paused) == Some(true);
-        let done = match (frozen, is_frozen) {
-            (true, true) | (false, false) => Ok(()),
-            (true, false) => self.engine.pause(&name(id)).await,
-            (false, true) => self.engine.unpause(&name(id)).await,
-        };
-        done.map_err(|failure| Error::failed(doing, id, failure))
+        let begun = Instant::now();
+        loop {
+            let inspected = match self.engine.inspect(&name(id)).await {
+                Ok(inspected) => inspected,
+                Err(Failure::NotFound(_)) => return Err(Error::NotFound(id.clone())),
+                Err(failure) => return Err(Error::failed(doing, id, failure)),
+            };
+            let said = inspected.state.and_then(|state| state.paused) == Some(true);
+            let observed = self.observed_frozen(id).await;
+            if observed.unwrap_or(said) == frozen {
+                return Ok(());
+            }
+            let done = match frozen {
+                true => self.engine.pause(&name(id)).await,
+                false => self.engine.unpause(&name(id)).await,
+            };
+            match done {
+                Ok(()) if observed.is_none() => return Ok(()),
+                Ok(()) if begun.elapsed() < SETTLED => {}
+                Ok(()) => return Err(Error::failed(doing, id, "the kernel does not do as the engine says")),
+                // An event of its own, on its way, still makes it think otherwise.
+                Err(Failure::Conflict(_) | Failure::Refused(_)) if begun.elapsed() < SETTLED => {
+                    tokio::time::sleep(POLL).await;
+                }
+                Err(failure) => return Err(Error::failed(doing, id, failure)),
+            }
+        }
     }
 
     async fn usage(&self, sandbox: &Handle) -> Result<Usage, Error> {
-        let doing = "count the usage of";
-        let (group, _) = self.group(doing, &sandbox.id).await?;
-        group.usage().map_err(|error| Error::caused(doing, &sandbox.id, &error))
+        let (doing, id) = ("count the usage of", &sandbox.id);
+        let counted = self.group(doing, id).await.and_then(|(group, _)| {
+            let counted = group.usage();
+            counted.map_err(|error| Error::caused(doing, id, &error))
+        });
+        match counted {
+            Ok(usage) => Ok(usage),
+            Err(error) => match record::read(&self.directory(id)) {
+                Ok(record) if record.isolation == Isolation::Gvisor => self.ended_usage(id, &record).await.ok_or(error),
+                Ok(_) | Err(_) => Err(error),
+            },
+        }
     }
 
     #[instrument(skip_all, fields(sandbox = %sandbox.id))]
@@ -422,6 +564,7 @@ impl Backend for Docker {
                 Err(other) => return Err(failure(other)),
             }
         }
+        self.lines().remove(sandbox);
         remove_tree(&self.directory(sandbox)).map_err(|error| Error::failed("destroy", sandbox, error))
     }
 
@@ -473,12 +616,18 @@ impl Backend for Docker {
         // It runs, and is what it is called.
         self.group(doing, sandbox).await?;
         record.owner = me;
+        // Another process may have had it since.
+        self.lines().remove(sandbox);
         record.write(&directory).map_err(failed)?;
         Ok(Handle {
             id: sandbox.clone(),
             identity: record.identity,
             user: self.user(record.identity)?,
         })
+    }
+
+    async fn programs(&self, sandbox: &Handle) -> Result<Option<cgroup::Group>, Error> {
+        self.group("look into", &sandbox.id).await.map(|(group, _)| Some(group))
     }
 
     async fn life(&self, sandbox: &Handle) -> Result<Life, Error> {

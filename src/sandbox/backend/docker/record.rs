@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::SandboxId;
 use crate::process::Process;
-use crate::sandbox::{Identity, Limits};
+use crate::sandbox::{Identity, Isolation, Limits};
 
 /// The record's name in a sandbox's directory.
 pub const FILE: &str = "docker.json";
@@ -22,6 +22,13 @@ pub struct Record {
     /// Whether `/workspace` is a directory of the host.
     #[serde(default)]
     pub has_workspace: bool,
+    #[serde(default = "container")]
+    pub isolation: Isolation,
+}
+
+/// What a record without the field is of.
+fn container() -> Isolation {
+    Isolation::Container
 }
 
 impl Record {

@@ -99,6 +99,7 @@ mod tests {
                         identity: Identity { base: 1 << 20 },
                         limits: Limits::default(),
                         has_workspace: false,
+                        isolation: crate::sandbox::Isolation::Container,
                     }),
                 ),
             ])),

@@ -6,7 +6,7 @@
 
 use serde_json::{Value, json};
 
-use super::GUEST;
+use super::{GUEST, most_commands};
 use crate::forge::runsc::place;
 use crate::sandbox::image::HOSTNAME;
 use crate::sandbox::{Identity, Limits};
@@ -22,7 +22,7 @@ pub(super) fn spec(identity: Identity, limits: &Limits, has_workspace: bool) -> 
         "process": {
             "terminal": false,
             "user": { "uid": 0, "gid": 0 },
-            "args": [GUEST, "--stdio"],
+            "args": [GUEST, "--stdio", most_commands(limits).to_string()],
             "env": ["PATH=/usr/local/bin:/usr/bin:/bin"],
             "cwd": "/",
             "capabilities": { "bounding": powers, "permitted": powers, "effective": powers, "inheritable": [], "ambient": [] },

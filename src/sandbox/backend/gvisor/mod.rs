@@ -32,7 +32,7 @@ pub(super) mod snapshot;
 mod tests;
 
 use super::Lack;
-pub(super) use make::{Wanted, ask_for, expected, host_limits, verify_inside};
+pub(super) use make::{Wanted, ask_for, expected, host_limits, most_commands, verify_inside};
 pub use program::{Runsc, is_safe_with_devices};
 
 /// What this isolation does not give.

@@ -86,22 +86,15 @@ impl Forge {
         if request.len() > MAX_REQUEST {
             return Err(Error::TooLarge(request.len()));
         }
-        let (answer, theirs) =
-            nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(|error| Error::Ask(error.into()))?;
-        let descriptors = [theirs.as_fd()].into_iter().chain(listeners.iter().copied());
-        let descriptors: Vec<i32> = descriptors.map(|fd| fd.as_raw_fd()).collect();
-        let send = |socket: &OwnedFd| send(socket, &request, &descriptors);
         let socket = self.socket(None)?;
-        match send(&socket) {
-            // It has died since. What it made goes on.
-            Err(Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN | Errno::ECONNREFUSED) => {
-                send(&*self.socket(Some(&socket))?)
-            }
-            other => other,
-        }
-        .map_err(|error| Error::Ask(error.into()))?;
-        drop(theirs);
-        understand(&hear(answer).map_err(Error::Hear)?)
+        let heard = match ask(&socket, &request, listeners) {
+            // It has died since; what it made goes on. Silence is the same: a request that it took and never looked at. Whoever
+            // could have said something has ended, or it would still hold the pipe.
+            Ok(heard) if heard.is_empty() => ask(&*self.socket(Some(&socket))?, &request, listeners)?,
+            Err(Error::Ask(error)) if is_gone(&error) => ask(&*self.socket(Some(&socket))?, &request, listeners)?,
+            other => other?,
+        };
+        understand(&heard)
     }
 
     /// The socket of a forge that runs, and is not `dead`.
@@ -137,6 +130,24 @@ impl Forge {
             socket: Arc::new(ours),
         })
     }
+}
+
+/// One request, and everything that is said to it.
+fn ask(socket: &OwnedFd, request: &[u8], listeners: &[BorrowedFd<'_>]) -> Result<Vec<u8>, Error> {
+    let (answer, theirs) =
+        nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(|error| Error::Ask(error.into()))?;
+    let descriptors = [theirs.as_fd()].into_iter().chain(listeners.iter().copied());
+    let descriptors: Vec<i32> = descriptors.map(|fd| fd.as_raw_fd()).collect();
+    send(socket, request, &descriptors).map_err(|error| Error::Ask(error.into()))?;
+    drop(theirs);
+    hear(answer).map_err(Error::Hear)
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    let gone = [Errno::EPIPE, Errno::ECONNRESET, Errno::ENOTCONN, Errno::ECONNREFUSED];
+    error
+        .raw_os_error()
+        .is_some_and(|raw| gone.contains(&Errno::from_raw(raw)))
 }
 
 fn send(socket: &OwnedFd, request: &[u8], descriptors: &[i32]) -> nix::Result<()> {

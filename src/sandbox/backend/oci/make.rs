@@ -149,15 +149,23 @@ fn build(
     let pid = made.map_err(|error| Error::caused("create", id, &error))?;
     let init = Process::find(pid as u32).map_err(io)?.filter(|_| group.holds(pid));
     let init = init.ok_or_else(|| Error::failed("create", id, "the guest ended at once"))?;
-    match runsc {
-        None => verify::sandbox(pid, &shared.hierarchies, &expected(shared, spec)).map_err(Error::Breached)?,
+    let read_back = match runsc {
+        None => verify::sandbox(pid, &shared.hierarchies, &expected(shared, spec)),
         Some(_) => {
             let expected = gvisor::expected(spec, group.clone());
-            verify::sandbox(pid, &shared.hierarchies, &expected).map_err(Error::Breached)?;
-            gvisor::verify_inside(&group, pid, spec.identity)
-                .map_err(io)?
-                .map_err(Error::Breached)?;
+            match verify::sandbox(pid, &shared.hierarchies, &expected) {
+                Ok(()) => gvisor::verify_inside(&group, pid, spec.identity).map_err(io)?,
+                breached => breached,
+            }
         }
+    };
+    match read_back {
+        Ok(()) => {}
+        // Nothing can be read of one that has ended meanwhile: that is no wall that did not take.
+        Err(_) if !init.is_alive() => {
+            return Err(Error::failed("create", id, "it ended while its walls were read back"));
+        }
+        Err(breaches) => return Err(Error::Breached(breaches)),
     }
     record.init = Some(init);
     record.write(&dir).map_err(io)
@@ -197,7 +205,7 @@ pub(super) fn expected(shared: &Shared, spec: &Spec) -> Expected {
             ("Max nice priority", 0),
             ("Max realtime priority", 0),
         ],
-        hostname: image::HOSTNAME,
+        hostname: Some(image::HOSTNAME),
         mounts: Some(Mounts {
             root: vec!["nosuid", "nodev"],
             may_follow: false,

@@ -39,11 +39,11 @@ use tokio::net::UnixStream;
 
 pub use record::FILE as RECORD;
 
-use super::{Backend, Capabilities, Handle, Owned, Still, guest_file, gvisor};
+use super::{Backend, Capabilities, Doomed, Handle, Owned, Still, guest_file, gvisor};
 use crate::ids::SandboxId;
 use crate::process::Process;
 use crate::sandbox::cgroup::{self, Hierarchies};
-use crate::sandbox::{BackendName, Error, Identity, Isolation, Life, Spec, Usage};
+use crate::sandbox::{BackendName, Error, Identity, Isolation, Life, Losses, Spec, Usage};
 
 /// Containers by the forge. Cheap to clone; all state is on disk and in the kernel.
 ///
@@ -140,6 +140,14 @@ impl Shared {
         self.hierarchies.group(id.as_str())
     }
 
+    /// Why its counters cannot be read. Only where something is wrong is it asked whether there is such a sandbox.
+    fn uncounted(&self, id: &SandboxId, error: &cgroup::Error) -> Error {
+        match self.record(id) {
+            Ok(_) => Error::caused("read the counters of", id, error),
+            Err(gone) => gone,
+        }
+    }
+
     /// The record of a sandbox that exists.
     fn record(&self, id: &SandboxId) -> Result<record::Record, Error> {
         record::read(&self.dir(id)).ok_or_else(|| Error::NotFound(id.clone()))
@@ -156,6 +164,7 @@ impl Backend for Oci {
             user_namespace: true,
             freeze: true,
             memory_snapshot: gvisor.into_iter().collect(),
+            moulds: vec![Isolation::Container],
             lacks: gvisor::LACKS.map(|lack| (Isolation::Gvisor, lack)).into(),
         }
     }
@@ -225,13 +234,43 @@ impl Backend for Oci {
 
     async fn usage(&self, sandbox: &Handle) -> Result<Usage, Error> {
         let id = &sandbox.id;
-        self.shared.group(id).usage().map_err(|error| {
-            // Only where something is wrong is it asked whether there is such a sandbox.
-            match self.shared.record(id) {
-                Ok(_) => Error::caused("read the counters of", id, &error),
-                Err(gone) => gone,
-            }
+        self.shared
+            .group(id)
+            .usage()
+            .map_err(|error| self.shared.uncounted(id, &error))
+    }
+
+    async fn losses(&self, sandbox: &Handle) -> Result<Losses, Error> {
+        let id = &sandbox.id;
+        self.shared
+            .group(id)
+            .losses()
+            .map_err(|error| self.shared.uncounted(id, &error))
+    }
+
+    /// Signals alone: less than the way to a thread that may wait, and back.
+    async fn doom(&self, sandbox: &Handle) -> Result<Doomed, Error> {
+        ruin::doom(&self.shared, &sandbox.id)
+    }
+
+    async fn process(&self, sandbox: &Handle, pid: u32) -> Result<i32, Error> {
+        let id = sandbox.id.clone();
+        self.blocking(move |shared| {
+            let doing = "find a process of";
+            shared.record(&id)?;
+            let pids = shared
+                .group(&id)
+                .pids()
+                .map_err(|error| Error::caused(doing, &id, &error))?;
+            let is_it = |of_host: &i32| {
+                let status = fs::read_to_string(format!("/proc/{of_host}/status")).unwrap_or_default();
+                let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+                line.and_then(|line| line.split_whitespace().last()?.parse().ok()) == Some(pid)
+            };
+            let found = pids.into_iter().find(is_it);
+            found.ok_or_else(|| Error::failed(doing, &id, format!("there is no process {pid}")))
         })
+        .await
     }
 
     async fn stop(&self, sandbox: &Handle, grace: Duration) -> Result<(), Error> {
@@ -292,6 +331,10 @@ impl Backend for Oci {
             })
         })
         .await
+    }
+
+    async fn programs(&self, sandbox: &Handle) -> Result<Option<cgroup::Group>, Error> {
+        Ok(Some(self.shared.group(&sandbox.id)))
     }
 
     async fn life(&self, sandbox: &Handle) -> Result<Life, Error> {

@@ -17,6 +17,7 @@ use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::{Shared, record};
 use crate::ids::SandboxId;
 use crate::process::Process;
+use crate::sandbox::backend::Doomed;
 use crate::sandbox::cgroup::Group;
 use crate::sandbox::{Error, identity};
 
@@ -43,6 +44,21 @@ pub(super) fn destroy(shared: &Shared, id: &SandboxId) -> Result<(), Error> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(Error::failed("destroy", id, error)),
     }
+}
+
+/// SIGKILL to all of it. Returns when nothing runs on, which is before all have ended.
+pub(super) fn doom(shared: &Shared, id: &SandboxId) -> Result<Doomed, Error> {
+    let record = shared.record(id)?;
+    let first = record.init.as_ref().and_then(open);
+    if let Some(process) = &first {
+        // Its end takes the others along; they need not wait for it.
+        let _ = pidfd_send_signal(process, Signal::KILL);
+    }
+    shared
+        .group(id)
+        .doom()
+        .map_err(|error| Error::caused("stop", id, &error))?;
+    Ok(Doomed::Dying)
 }
 
 /// SIGTERM to the guest, then after `grace` SIGKILL to all. Returns when nothing runs any more.

@@ -102,6 +102,7 @@ impl Backend for Bare {
             user_namespace: false,
             freeze: false,
             memory_snapshot: Vec::new(),
+            moulds: Vec::new(),
             lacks: Vec::new(),
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::Case;
+use super::{Case, is_full, resident_bytes};
 use crate::sandbox::backend::Lack;
 use crate::sandbox::exec::{Cause, EndReason, Stdin};
 use crate::sandbox::{Command, Error, Output};
@@ -48,7 +48,7 @@ pub async fn t3_timed_out_execs_leave_nothing(case: &Case) {
         assert_eq!(finished.ended.cause, Cause::TimedOut { after_ms: 5 });
     };
     let lacks = case.lacks(Lack::CommandsWithoutEnd);
-    let rounds = if lacks { 200 } else { 1000 };
+    let rounds = if lacks && !is_full() { 200 } else { 1000 };
     for _ in 0..rounds / 8 {
         futures::future::join_all((0..8).map(one)).await;
     }
@@ -74,10 +74,10 @@ pub async fn t3_timed_out_execs_leave_nothing(case: &Case) {
 
 /// T4.
 pub async fn t4_fast_exits_lose_nothing(case: &Case) {
-    let rounds = if case.lacks(Lack::CommandsWithoutEnd) {
-        200
-    } else {
-        2000
+    let rounds = match (is_full(), case.lacks(Lack::CommandsWithoutEnd)) {
+        (true, _) => 10_000,
+        (false, true) => 200,
+        (false, false) => 2000,
     };
     for round in 0..rounds {
         let mut exec = case.sandbox.exec(Command::new(["printf", "x"])).await.unwrap();
@@ -219,11 +219,15 @@ pub async fn a_fork_bomb_ends(case: &Case) {
 
 /// T7 and T9, smaller: bounded memory, whatever there is.
 pub async fn t7_large_output_and_slow_consumers(case: &Case) {
-    const SIZE: u64 = 256 << 20;
-    let command = Command::shell("head -c 268435456 /dev/zero | tr '\\0' x; echo end").timeout(Duration::from_secs(60));
+    let size: u64 = if is_full() { 1 << 30 } else { 256 << 20 };
+    let before = resident_bytes();
+    let script = format!("head -c {size} /dev/zero | tr '\\0' x; echo end");
+    let command = Command::shell(&script).timeout(Duration::from_secs(600));
     let finished = case.sandbox.run(command, 1000).await.unwrap();
     assert_eq!(finished.ended.cause, Cause::Exited { code: 0 });
-    assert_eq!(finished.stdout.total_bytes(), SIZE + 4);
+    assert_eq!(finished.stdout.total_bytes(), size + 4);
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown < 64 << 20, "{grown} bytes more than before");
     assert!(finished.stdout.head().iter().all(|byte| *byte == b'x') && finished.stdout.tail().ends_with(b"xend\n"));
     // A consumer that stops reading stops the program, not the guest; and nothing is lost.
     let mut exec = case

@@ -47,6 +47,36 @@ pub async fn t6_memory_is_capped(case: &Case) {
     );
 }
 
+/// T6, side by side: the kernel counts for the whole sandbox; the end of the one that memory ended says so, and that of the other is its own.
+pub async fn t6_memory_ends_the_one_that_took_it(case: &Case) {
+    if case.lacks(Lack::LifeAfterOutOfMemory) {
+        return;
+    }
+    // It fails by itself, after the other's end, which it waits for.
+    let honest = case.sh("until [ -e /workspace/over ]; do sleep 0.02; done; exit 3");
+    let greedy = async {
+        let finished = case.sh("exec tail -n 1 < /dev/zero").await;
+        case.output("touch /workspace/over").await;
+        finished
+    };
+    let (honest, greedy) = tokio::join!(honest, greedy);
+    assert!(
+        matches!(greedy.ended.cause, Cause::OutOfMemory { .. }),
+        "{:?}",
+        greedy.ended
+    );
+    assert_eq!(honest.ended.cause, Cause::Exited { code: 3 });
+    assert!(honest.ended.pressure.oom_kills > 0, "it is told of: {:?}", honest.ended);
+    // A shell whose child it was, beside another: its code is the shell's word for that.
+    let (beside, shell) = tokio::join!(case.sh("sleep 2; exit 4"), case.sh("tail -n 1 < /dev/zero"));
+    assert_eq!(beside.ended.cause, Cause::Exited { code: 4 });
+    assert!(
+        matches!(shell.ended.cause, Cause::OutOfMemory { .. }),
+        "{:?}",
+        shell.ended
+    );
+}
+
 pub async fn processes_are_capped(case: &Case) {
     let before = case.sandbox.usage().await.unwrap();
     let script = "n=0; while [ $n -lt 200 ]; do sleep 300 & n=$((n + 1)); done; echo all";
@@ -71,10 +101,6 @@ pub async fn processes_are_capped(case: &Case) {
         case.sh("true").await.ended.is_success(),
         "room again when they are gone"
     );
-    if case.lacks(Lack::RefusedForksCounted) {
-        // gVisor: 200 commands at once can take its kernel down, see ADR 0013.
-        return;
-    }
     // Many at once are started or refused for want of a process; for none is the guest lost.
     let asked = (0..200).map(|_| case.sandbox.exec(Command::new(["sleep", "300"])));
     let (running, refused): (Vec<_>, Vec<_>) = futures::future::join_all(asked)

@@ -36,7 +36,6 @@ from json import dumps, loads
 
 sys.path[:0] = _first
 
-MARK = b"\x1e" + ARGS[0].encode() + b":"
 # Payload of one write: with mark and head it stays below PIPE_BUF (4096).
 PART = 4000
 MAX_TEXT = 1 << 20
@@ -263,14 +262,14 @@ class Show:
 class Hook:
     """Makes `pyplot.show()` and IPython's `display()` ours when, and only when, the code imports them."""
 
-    def __init__(self, show):
+    def __init__(self):
         # A plain function: matplotlib sets attributes on it.
         def show_figures(*_, **__):
-            show.figures()
+            SHOW.figures()
 
         self.after = {
             "matplotlib.pyplot": lambda module: setattr(module, "show", show_figures),
-            "IPython.core.display_functions": lambda module: setattr(module, "display", show.display),
+            "IPython.core.display_functions": lambda module: setattr(module, "display", SHOW.display),
         }
 
     def find_spec(self, name, path=None, target=None):
@@ -445,14 +444,23 @@ def leave_fork(error):
 if sys.version_info < (3, 8):
     os.write(2, b"this needs Python 3.8 or later\n")
     os._exit(78)
-CHANNEL = Channel(away(0), away(1), away(2))
-null = os.open(os.devnull, os.O_RDONLY)
-os.dup2(null, 0)
-os.close(null)
-sys.stdin = sys.__stdin__ = open(0, closefd=False)
+
+
+def connect(mark):
+    """Makes the three descriptors that every program has the way to the host, and gives the code others in their place."""
+    global MARK, CHANNEL, SHOW
+    MARK = b"\x1e" + mark.encode() + b":"
+    CHANNEL = Channel(away(0), away(1), away(2))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)
+    SHOW = Show(CHANNEL)
+    builtins.display = SHOW.display
+
+
+connect(ARGS[0])
 sys.stdout.reconfigure(line_buffering=True, errors="surrogateescape")
 sys.argv[:] = ["-c"]
 os.environ.setdefault("MPLBACKEND", "agg")
-SHOW = Show(CHANNEL)
-builtins.display = SHOW.display
-sys.meta_path.insert(0, Hook(SHOW))
+sys.meta_path.insert(0, Hook())

@@ -1,27 +1,6 @@
 # Forks one child ahead for each piece. Follows `python_piece.py`.
 
 
-def rehearse():
-    """Runs a piece for nobody, so that the pages it takes are this process's own before it matters."""
-    global CHANNEL
-    real, streams = CHANNEL, (sys.stdout, sys.stderr)
-    null = os.open(os.devnull, os.O_RDWR)
-    CHANNEL = Channel(null, null, null)
-    SHOW.channel = CHANNEL
-    sys.stdout = open(null, "w", closefd=False)
-    names = set(vars(builtins))
-    try:
-        one_piece((0, "import os\ndef f(x):\n    return [x * i for i in range(20)]\nprint(f(3), sum(f(4)))\nf(2)", {"env": {}}), lambda: None)
-    finally:
-        sys.stdout.close()
-        CHANNEL, (sys.stdout, sys.stderr) = real, streams
-        SHOW.channel = CHANNEL
-        os.close(null)
-        linecache.cache.clear()
-        for name in set(vars(builtins)) - names:
-            delattr(builtins, name)
-
-
 def worker():
     """The child forked ahead: waits for one piece of code, runs it, ends."""
     os.setsid()
