@@ -8,6 +8,7 @@ mod stock;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::process::Process;
 use crate::sandbox::Limits;
@@ -15,6 +16,7 @@ use crate::sandbox::disk::{self, Volumes};
 use crate::workspace;
 use crate::workspace::overlay::{self, Ground};
 
+use stock::Origin;
 pub use stock::WorkDirs;
 
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +47,11 @@ const FRESH: &str = ".new-";
 
 /// A directory of ours with a volume in it. What a killed process leaves, [`sweep`] removes.
 #[derive(Debug, Clone)]
-pub struct WorkDir(PathBuf);
+pub struct WorkDir {
+    path: PathBuf,
+    /// Where it was made ahead, and is put back should nobody touch it.
+    origin: Option<Arc<Origin>>,
+}
 
 impl WorkDir {
     /// Makes `DATA/work/NAME`, and in it a volume within the limits whose files belong to `owner`. Blocks for some ten ms
@@ -55,7 +61,7 @@ impl WorkDir {
     /// With nothing left behind. [`disk::Error::Unsupported`] where this host cannot enforce the limits.
     pub fn open(data_dir: &Path, name: &str, volumes: &Volumes, limits: &Limits, owner: u32) -> Result<Self, Error> {
         let work = Self::make(&data_dir.join("work").join(name))?;
-        match volumes.make(&work.0, limits, owner) {
+        match volumes.make(&work.path, limits, owner) {
             Ok(_) => Ok(work),
             Err(error) => {
                 work.remove();
@@ -80,7 +86,11 @@ impl WorkDir {
         let text = serde_json::to_vec(&owner).expect("an owner is plain data");
         fs::write(fresh.path().join(OWNER), text).map_err(fail)?;
         fs::rename(fresh.path(), path).map_err(fail)?;
-        Ok(Self(path.to_owned()))
+        Ok(Self::at(path.to_owned()))
+    }
+
+    fn at(path: PathBuf) -> Self {
+        Self { path, origin: None }
     }
 
     /// Takes over the one that a dead process had.
@@ -97,19 +107,19 @@ impl WorkDir {
                 fs::rename(fresh, path.join(OWNER))
             });
         match taken {
-            Ok(()) => Ok(Self(path)),
+            Ok(()) => Ok(Self::at(path)),
             Err(source) => Err(Error::Directory { path, source }),
         }
     }
 
     /// The empty directory on its volume, for a sandbox without a workspace that is laid out.
     pub fn workspace(&self) -> PathBuf {
-        disk::workspace(&self.0)
+        disk::workspace(&self.path)
     }
 
     /// Where a workspace is laid out.
     pub fn ground(&self) -> Ground {
-        Ground::new(self.0.clone(), disk::workspace(&self.0))
+        Ground::new(self.path.clone(), disk::workspace(&self.path))
     }
 
     /// What its files take up. Blocks.
@@ -117,13 +127,17 @@ impl WorkDir {
     /// # Errors
     /// When it is gone.
     pub fn holds(&self) -> io::Result<disk::Holds> {
-        disk::holds(&self.0)
+        disk::holds(&self.path)
     }
 
-    /// Removes it with all that is in it. What cannot be removed is told, and is swept by the next start.
+    /// Removes it with all that is in it; one that was made ahead and in which nothing was ever written is put back. What
+    /// cannot be removed is told, and is swept by the next start. Nothing runs there any more.
     pub fn remove(&self) {
-        if let Err(error) = remove(&self.0) {
-            tracing::warn!(path = %self.0.display(), error, "working directory not removed");
+        if self.origin.as_ref().is_some_and(|origin| origin.put_back(&self.path)) {
+            return;
+        }
+        if let Err(error) = remove(&self.path) {
+            tracing::warn!(path = %self.path.display(), error, "working directory not removed");
         }
     }
 }
@@ -236,7 +250,7 @@ mod tests {
             }
         }
         assert_eq!(sweep(data.path(), |_| false).unwrap(), 4);
-        assert!(fresh.is_dir() && living.0.is_dir());
+        assert!(fresh.is_dir() && living.path.is_dir());
         living.remove();
         fs::remove_dir(fresh).unwrap();
         assert_eq!(fs::read_dir(work).unwrap().count(), 0);

@@ -50,6 +50,7 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
         .local_addr()
         .map_err(|error| Error::of(Kind::Internal, &error))?;
     let mut lock = ServerLock::take(&context.data_dir)
+        .await
         .map_err(|error| Error::of(error.kind(), &error).hint("use that server, or give another --data-dir"))?;
     lock.describe(address)
         .map_err(|error| Error::of(Kind::Internal, &error))?;

@@ -17,6 +17,9 @@ use crate::ids::SandboxId;
 const MOST_ENDED: usize = 1000;
 const ENDED_AGE: Duration = Duration::from_secs(3600);
 
+/// Those that ended are looked through once for so many that ended since.
+const LOOKED_THROUGH: u32 = 64;
+
 /// Which members are asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Query {
@@ -49,6 +52,7 @@ pub(super) struct Registry {
 struct All {
     members: HashMap<SandboxId, Arc<Member>>,
     keys: HashMap<String, Keyed>,
+    ended_since: u32,
 }
 
 /// What an idempotency key stands for.
@@ -135,9 +139,14 @@ impl Registry {
         found
     }
 
-    /// Lets go of members that ended long ago, and of their keys.
+    /// One has ended: lets go, now and then, of members that ended long ago, and of their keys.
     pub fn prune(&self, now: Timestamp) {
         let mut all = self.all();
+        all.ended_since += 1;
+        if all.ended_since < LOOKED_THROUGH {
+            return;
+        }
+        all.ended_since = 0;
         let mut ended: Vec<(Timestamp, SandboxId)> = Vec::new();
         for member in all.members.values() {
             if let State::Ended(end) = &member.view.borrow().state {

@@ -1,10 +1,11 @@
-//! Working directories made ahead: empty, their volume mounted, owned by nobody. Handed out once, by one rename, and never taken back.
+//! Working directories made ahead: empty, their volume mounted, owned by nobody. Handed out by one rename, and put back only
+//! where nothing was ever written: to mount a volume and to take it apart costs more than all else that a short sandbox costs.
 //!
 //! ```text
 //! DATA/work/sbx_RANDOM   of no sandbox; owner.json names this process from the first, so after `kill -9` it is swept as any other
-//!        │ given to its owner, renamed (what is mounted below moves along)
+//!        │ given to its owner, renamed (what is mounted below moves along); a Mark is taken
 //!        ▼
-//! DATA/work/NAME
+//! DATA/work/NAME ──▶ the mark is as it was: renamed again, and given to nobody. Else removed
 //! ```
 //!
 //! What is asked for is what is kept: the volumes of the sizes that were asked for last. Who finds none ready makes one himself.
@@ -18,10 +19,10 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::{Error, WorkDir};
+use super::{Error, OWNER, WorkDir};
 use crate::ids::SandboxId;
 use crate::sandbox::Limits;
-use crate::sandbox::disk::{self, Blank, Volumes};
+use crate::sandbox::disk::{self, Blank, Mark, Volumes};
 
 /// Kept of each size, unless more are [expected](WorkDirs::expect).
 const USUAL: usize = 16;
@@ -31,8 +32,8 @@ const MOST: usize = 64;
 const SIZES: usize = 4;
 /// Made at a time: the kernel lets whoever makes one wait more than it works.
 const MAKERS: usize = 8;
-/// Before what was taken is made again, unless few are left: whoever took it does not share the processor with that.
-const BREATH: Duration = Duration::from_millis(20);
+/// Before what was taken is made again, unless few are left: it may come back.
+const BREATH: Duration = Duration::from_millis(500);
 /// After one that could not be made.
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -108,6 +109,12 @@ impl Shelves {
         there.any(|(twice, target)| twice < target)
     }
 
+    /// Whether one that was handed out is put back. Up to twice as many as are made: they come and go in waves.
+    fn has_room(&self, blank: Blank) -> bool {
+        let shelf = self.all.iter().find(|shelf| shelf.blank == blank);
+        self.is_kept && shelf.is_some_and(|shelf| shelf.ready.len() < 2 * shelf.target)
+    }
+
     /// What was begun for a shelf has come, or has not.
     fn put(&mut self, blank: Blank, made: Option<WorkDir>) {
         match self.all.iter_mut().find(|shelf| shelf.blank == blank) {
@@ -117,6 +124,54 @@ impl Shelves {
             }
             None => self.discarded.extend(made),
         }
+    }
+}
+
+/// What one that was handed out was like then.
+#[derive(Debug)]
+pub(super) struct Origin {
+    stock: WorkDirs,
+    blank: Blank,
+    mark: Mark,
+}
+
+impl Origin {
+    /// Puts the directory at `path` back where nobody has touched it; `false`, and it is to be removed, otherwise.
+    pub fn put_back(&self, path: &Path) -> bool {
+        if !self.stock.shelves().has_room(self.blank) || !self.is_untouched(path).unwrap_or(false) {
+            return false;
+        }
+        let name = SandboxId::random();
+        let place = self.stock.0.data_dir.join("work").join(name.as_str());
+        let back = WorkDir::at(place);
+        if std::fs::rename(path, &back.path).is_err() {
+            return false;
+        }
+        match disk::give(&back.path, 0) {
+            Ok(()) => {
+                let mut shelves = self.stock.shelves();
+                match shelves.has_room(self.blank) {
+                    true => shelves.of(self.blank).ready.push_back(back),
+                    false => shelves.discarded.push(back),
+                }
+            }
+            // A file system that is broken takes no more changes.
+            Err(_) => back.remove(),
+        }
+        true
+    }
+
+    fn is_untouched(&self, path: &Path) -> std::io::Result<bool> {
+        if Mark::of(path)? != self.mark {
+            return Ok(false);
+        }
+        let ours = [OWNER, disk::DISK];
+        for entry in std::fs::read_dir(path)? {
+            if !ours.iter().any(|name| entry.as_ref().is_ok_and(|entry| entry.file_name() == *name)) {
+                return Ok(false);
+            }
+        }
+        Ok(std::fs::read_dir(disk::workspace(path))?.next().is_none())
     }
 }
 
@@ -159,7 +214,7 @@ impl WorkDirs {
         if let Some(blank) = volumes.blank(limits)?
             && let Some(ahead) = self.take(blank)
         {
-            return ahead.hand_out(&data_dir.join("work").join(name), owner);
+            return self.hand_out(ahead, blank, &data_dir.join("work").join(name), owner);
         }
         WorkDir::open(data_dir, name, volumes, limits, owner)
     }
@@ -180,10 +235,35 @@ impl WorkDirs {
         self.shelves().all.iter().map(|shelf| shelf.ready.len()).sum()
     }
 
+    /// Gives one that was made ahead to its owner, under its own name.
+    fn hand_out(&self, ahead: WorkDir, blank: Blank, path: &Path, owner: u32) -> Result<WorkDir, Error> {
+        let given = disk::give(&ahead.path, owner)
+            .and_then(|()| std::fs::rename(&ahead.path, path))
+            .and_then(|()| Mark::of(path));
+        match given {
+            Ok(mark) => Ok(WorkDir {
+                path: path.to_owned(),
+                origin: Some(Arc::new(Origin {
+                    stock: self.clone(),
+                    blank,
+                    mark,
+                })),
+            }),
+            Err(source) => {
+                ahead.remove();
+                WorkDir::at(path.to_owned()).remove();
+                Err(Error::Directory {
+                    path: path.to_owned(),
+                    source,
+                })
+            }
+        }
+    }
+
     fn make(&self, blank: Blank) -> Result<WorkDir, Error> {
         let name = SandboxId::random();
         let made = WorkDir::make(&self.0.data_dir.join("work").join(name.as_str()))?;
-        match self.0.volumes.make_blank(&made.0, blank) {
+        match self.0.volumes.make_blank(&made.path, blank) {
             Ok(()) => Ok(made),
             Err(error) => {
                 made.remove();
@@ -213,11 +293,9 @@ impl WorkDirs {
             let is_fine = tokio::select! {
                 () = stop.cancelled() => true,
                 () = self.0.missing.notified() => {
-                    if !self.shelves().is_low() {
-                        tokio::select! {
-                            () = stop.cancelled() => {}
-                            () = tokio::time::sleep(BREATH) => {}
-                        }
+                    tokio::select! {
+                        () = stop.cancelled() => {}
+                        () = self.breathe() => {}
                     }
                     true
                 }
@@ -247,6 +325,18 @@ impl WorkDirs {
         while making.join_next().await.is_some() {}
     }
 
+    /// For a while, or until a shelf is low.
+    async fn breathe(&self) {
+        let quiet = tokio::time::sleep(BREATH);
+        tokio::pin!(quiet);
+        while !self.shelves().is_low() {
+            tokio::select! {
+                () = &mut quiet => return,
+                () = self.0.missing.notified() => {}
+            }
+        }
+    }
+
     fn next(&self) -> Option<Blank> {
         self.shelves().next()
     }
@@ -260,23 +350,6 @@ impl WorkDirs {
         let is_fine = made.is_ok();
         self.shelves().put(blank, made.ok());
         is_fine
-    }
-}
-
-impl WorkDir {
-    /// Gives one that was made ahead to its owner, under its own name.
-    fn hand_out(self, path: &Path, owner: u32) -> Result<Self, Error> {
-        let given = disk::give(&self.0, owner).and_then(|()| std::fs::rename(&self.0, path));
-        match given {
-            Ok(()) => Ok(Self(path.to_owned())),
-            Err(source) => {
-                self.remove();
-                Err(Error::Directory {
-                    path: path.to_owned(),
-                    source,
-                })
-            }
-        }
     }
 }
 
@@ -342,7 +415,7 @@ mod tests {
         // With the one that was made for itself.
         assert_eq!(there(), USUAL + 3);
         let taken = dirs.open("taken", &limits(500), 80_000).unwrap();
-        assert_eq!(taken.0, work.join("taken"));
+        assert_eq!(taken.path, work.join("taken"));
         let (files, most) = (taken.workspace(), taken.holds().unwrap().most);
         let found = fs::metadata(&files).unwrap();
         assert_eq!(
@@ -361,6 +434,32 @@ mod tests {
         until(|| dirs.ready() == USUAL + 2).await;
         let again = dirs.open("taken", &limits(500), 80_000).unwrap();
         assert!(!again.workspace().join("mark").exists());
+        // What nobody touched does, and is as it was.
+        let device = |dir: &WorkDir| fs::metadata(dir.workspace()).unwrap().dev();
+        let volume = device(&again);
+        let before = dirs.ready();
+        again.remove();
+        assert_eq!((dirs.ready(), work.join("taken").exists()), (before + 1, false));
+        let mut others = Vec::new();
+        let again = loop {
+            let next = dirs.open(&format!("next-{}", others.len()), &limits(500), 90_000).unwrap();
+            match device(&next) == volume {
+                true => break next,
+                false => others.push(next),
+            }
+        };
+        assert_eq!(fs::metadata(again.workspace()).unwrap().uid(), 90_000);
+        for other in others {
+            other.remove();
+        }
+        // Even where what was written is gone again.
+        let gone = dirs.open("gone", &limits(500), 80_000).unwrap();
+        let trace = gone.workspace().join("trace");
+        fs::write(&trace, "x").unwrap();
+        fs::remove_file(trace).unwrap();
+        let volume = device(&gone);
+        gone.remove();
+        assert!(dirs.shelves().all.iter().all(|shelf| shelf.ready.iter().all(|dir| device(dir) != volume)));
         // Of another size there is none, and then there are.
         dirs.open("other", &limits(600), 80_000).unwrap().remove();
         until(|| dirs.ready() == 2 * USUAL + 2).await;

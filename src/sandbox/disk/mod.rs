@@ -306,7 +306,8 @@ fn effective(kind: Kind, quota: Quota, limits: &Limits) -> Quota {
     }
 }
 
-const DISK: &str = "disk";
+/// The mount point of a volume, in its directory.
+pub const DISK: &str = "disk";
 const WORKSPACE: &str = "workspace";
 
 /// What holds for every file system that is mounted for a sandbox.
@@ -396,6 +397,32 @@ pub fn holds(dir: &Path) -> io::Result<Holds> {
             inodes: found.files(),
         },
     })
+}
+
+/// What tells that nothing was written in a volume: its root directory as it was at first, and all that was free is free. A
+/// file that came and went changes the directory's `st_ctime`, which nobody can set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mark {
+    file: (u64, u64),
+    changed: (i64, i64),
+    size: u64,
+    mode: u32,
+    used: Quota,
+}
+
+impl Mark {
+    /// # Errors
+    /// When the volume in `dir` is gone.
+    pub fn of(dir: &Path) -> io::Result<Self> {
+        let root = fs::metadata(workspace(dir))?;
+        Ok(Self {
+            file: (root.dev(), root.ino()),
+            changed: (root.ctime(), root.ctime_nsec()),
+            size: root.size(),
+            mode: root.mode(),
+            used: holds(dir)?.used,
+        })
+    }
 }
 
 /// Where the files of the volume in `dir` are.

@@ -6,10 +6,11 @@
 //! DATA/server.lock     one server at a time; embedded runs share the directory with it
 //! ```
 
-use std::fs::{self, File};
-use std::io::{self, Read, Seek, Write};
-use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+mod lock;
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +29,8 @@ use crate::store::{self, sqlite::Sqlite};
 use crate::workdir::{self, WorkDirs};
 use crate::workspace::overlay::Bases;
 use crate::workspace::{self, Pool, Trees};
+
+pub use lock::ServerLock;
 
 /// What a service is made with.
 #[derive(Debug, Clone)]
@@ -199,49 +202,6 @@ pub async fn open(config: &Config) -> Result<(Service, Parts), Error> {
     let (data_dir, mirror) = (config.data_dir.clone(), parts.mirror.clone());
     let service = Service::new(Arc::new(shop), pool, mirror, data_dir, config.parallel_runs)?;
     Ok((service, parts))
-}
-
-/// Holds a data directory for one server; released with the process, however it ends.
-#[derive(Debug)]
-pub struct ServerLock {
-    file: File,
-}
-
-impl ServerLock {
-    /// # Errors
-    /// [`Error::InUse`], naming the holder, when another server has it.
-    pub fn take(data_dir: &Path) -> Result<Self, Error> {
-        secure_dir(data_dir)?;
-        let fail = |source| data_dir_error(data_dir, source);
-        let path = data_dir.join("server.lock");
-        let mut file = fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)
-            .map_err(fail)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Self { file }),
-            Err(fs::TryLockError::WouldBlock) => {
-                let mut holder = String::new();
-                file.read_to_string(&mut holder).map_err(fail)?;
-                Err(Error::InUse {
-                    path: data_dir.to_owned(),
-                    holder: holder.trim().to_owned(),
-                })
-            }
-            Err(fs::TryLockError::Error(source)) => Err(fail(source)),
-        }
-    }
-
-    /// Writes down who holds it, for whoever is refused.
-    pub fn describe(&mut self, address: SocketAddr) -> io::Result<()> {
-        self.file.set_len(0)?;
-        self.file.rewind()?;
-        writeln!(self.file, "pid {}, listening on {address}", std::process::id())
-    }
 }
 
 /// A directory of ours: made 0700 where it is missing, refused when it is somebody else's.
