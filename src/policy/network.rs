@@ -9,7 +9,7 @@ use super::{Decision, Policy, Verdict};
 use crate::egress::budget::Budgets;
 use crate::egress::name::Host;
 use crate::egress::rules::{Action, HostPattern, Http, Path, PathPattern, Reach, Request, Rule, RuleId, Rules};
-use crate::secret::CredentialRef;
+use crate::secret::Source;
 
 /// How the sandbox gets out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,7 +109,7 @@ pub(super) fn covers(outer: &HostPattern, inner: &HostPattern) -> bool {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Credential {
     pub name: String,
-    pub from: CredentialRef,
+    pub from: Source,
     /// The variable that holds the placeholder, or with [`Self::exposed`] the secret.
     pub variable: Option<String>,
     /// Whoever is in the sandbox can read it.
@@ -145,7 +145,7 @@ pub enum Place {
     },
     SigV4 {
         access_key: String,
-        session_token: Option<CredentialRef>,
+        session_token: Option<Source>,
         region: String,
         service: String,
     },

@@ -1,5 +1,6 @@
 //! What is to be made and run: decided from the flags and the policy before anything is.
 
+use std::collections::BTreeMap;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -54,6 +55,13 @@ impl Plan {
             stdin: run.stdin,
             filter,
         })
+    }
+
+    /// Adds variables of the sandbox's own, below what the caller sets.
+    pub fn surround(&mut self, variables: &BTreeMap<String, String>) {
+        for (name, value) in variables {
+            self.command.env.entry(name.clone()).or_insert_with(|| value.clone());
+        }
     }
 
     /// Refuses what the backend cannot give on this host: never something weaker.
@@ -207,6 +215,7 @@ mod tests {
             freeze: true,
             memory_snapshot: Vec::new(),
             moulds: Vec::new(),
+            borders: Vec::new(),
             lacks: Vec::new(),
         };
         use crate::sandbox::Isolation::{Container, Gvisor};

@@ -9,7 +9,7 @@ use super::millis;
 use crate::egress::budget::Budgets;
 use crate::egress::rules::{Action, Rule, RuleId, Rules, Target, Tls};
 use crate::policy::network::{Credential, Inject, Mode, Network, Place};
-use crate::secret::CredentialRef;
+use crate::secret::Source;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -69,7 +69,7 @@ struct NetworkBudgetsForm {
 #[serde(deny_unknown_fields)]
 pub(super) struct CredentialForm {
     name: String,
-    from: CredentialRef,
+    from: Source,
     variable: Option<String>,
     exposed: bool,
     inject: Option<InjectForm>,
@@ -101,7 +101,7 @@ enum PlaceForm {
     },
     SigV4 {
         access_key: String,
-        session_token: Option<CredentialRef>,
+        session_token: Option<Source>,
         region: String,
         service: String,
     },

@@ -419,6 +419,7 @@ impl Backend for Docker {
             freeze: true,
             memory_snapshot: Vec::new(),
             moulds: Vec::new(),
+            borders: Vec::new(),
             lacks: runsc::LACKS.map(|lack| (Isolation::Gvisor, lack)).into(),
         }
     }
