@@ -48,6 +48,14 @@ impl Checker<'_> {
             let message = format!("`{mode}` is wider than the `none` of policy `{}`", parent.name);
             self.problem("/network/mode", message);
         }
+        if mode == Mode::Learn {
+            self.problem("/network/mode", not_yet("`learn`"));
+        }
+        for (n, _) in written.allow.iter().flatten().enumerate().filter(|(_, entry)| {
+            matches!(entry.verdict, Some(OpeningVerdict::Ask))
+        }) {
+            self.problem(&format!("/network/allow/{n}/verdict"), not_yet("`ask`"));
+        }
         let found = self.net_rules(written);
         let budgets = self.network_budgets(&written.budgets, &inherited.budgets);
         if mode == Mode::None {
@@ -383,6 +391,9 @@ impl Checker<'_> {
             None => None,
         };
         let exposed = input.expose.is_some();
+        if exposed {
+            self.problem(&format!("{pointer}/expose"), not_yet("`expose`"));
+        }
         match (exposed, &inject, &input.env) {
             (true, Some(_), _) => {
                 self.problem(pointer, "it is exposed or injected, not both");
@@ -493,6 +504,11 @@ impl Checker<'_> {
             }
         }
     }
+}
+
+/// What the language has, and nothing enforces: a policy that says it is not taken for one that is followed.
+fn not_yet(what: &str) -> String {
+    format!("{what} is not enforced by this version")
 }
 
 fn allowed(entry: &AllowInput) -> Written<'_> {

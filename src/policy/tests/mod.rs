@@ -2,6 +2,7 @@
 
 mod decisions;
 mod files;
+mod network;
 mod properties;
 mod snapshots;
 
