@@ -32,7 +32,7 @@ pub fn check(policy: &Policy, able: &Capabilities) -> Result<(), Error> {
         let (name, mode) = (able.name, network.mode());
         return refused(format!(
             "`network.mode` `{mode}` is not enforced by the `{name}` backend with isolation `{isolation}` here; \
-             the `oci` backend with isolation `container` does"
+             isolation `container` has it"
         ));
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::post::{Before, Post};
+use super::post::Post;
 use super::{Borders, Error, Placeholders, Whose, check, variables};
 use crate::policy::Policy;
 use crate::policy::network::Mode;
@@ -65,11 +65,15 @@ impl Guard {
     /// # Errors
     /// The sandbox has no way out then, and is to be destroyed.
     pub async fn stand(&self, backend: &dyn Backend, sandbox: &Handle, whose: &Whose) -> Result<Option<Post>, Error> {
-        let Some(borders) = self.borders.as_ref().filter(|_| self.policy.network().mode() != Mode::None) else {
+        let Some(borders) = self
+            .borders
+            .as_ref()
+            .filter(|_| self.policy.network().mode() != Mode::None)
+        else {
             return Ok(None);
         };
         let doorway = backend.doorway(sandbox).await?;
-        let post = borders.open(&self.policy, &self.placeholders, doorway, whose, Before::default());
+        let post = borders.open(&self.policy, &self.placeholders, doorway, whose);
         Ok(Some(post.await?))
     }
 }

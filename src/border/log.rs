@@ -109,7 +109,12 @@ impl Log {
         let skipped = refused.last.len().saturating_sub(fresh);
         let mut found: Vec<Denied> = Vec::new();
         for one in refused.last.iter().skip(skipped) {
-            match found.iter_mut().find(|known| Denied { times: 1, ..(**known).clone() } == *one) {
+            match found.iter_mut().find(|known| {
+                Denied {
+                    times: 1,
+                    ..(**known).clone()
+                } == *one
+            }) {
                 Some(known) => known.times += 1,
                 None => found.push(one.clone()),
             }

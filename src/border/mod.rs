@@ -27,6 +27,7 @@ mod on_audit;
 mod outside;
 mod placeholder;
 mod post;
+mod spent;
 mod variables;
 
 use std::net::SocketAddr;
@@ -40,10 +41,11 @@ pub use log::{Denied, Mark, Steps, Whose};
 pub use on_audit::OnAudit;
 pub use outside::{BadOutside, Operator};
 pub use placeholder::Placeholders;
-pub use post::{Before, HOW_TO_ASK, Post};
+pub use post::{HOW_TO_ASK, Post};
 pub use variables::variables;
 
 use self::outside::Outside;
+use self::spent::Spent;
 use crate::clock::Clock;
 use crate::egress::journal::Journal;
 use crate::error::Kind;
@@ -109,6 +111,7 @@ pub struct Borders {
     operator: Arc<Operator>,
     /// Looked at when the first border is made: a server without networks needs no resolver.
     outside: Arc<OnceLock<Outside>>,
+    spent: Spent,
     clock: Arc<dyn Clock>,
 }
 
@@ -118,6 +121,7 @@ impl Borders {
             records,
             operator: Arc::new(operator),
             outside: Arc::default(),
+            spent: Spent::default(),
             clock,
         }
     }

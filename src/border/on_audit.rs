@@ -11,8 +11,8 @@ use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::log::Whose;
 use super::Records;
+use super::log::Whose;
 use crate::audit::Record;
 use crate::egress::journal::{Decision, Journal, Outcome, Unwritable};
 use crate::store::Store;
@@ -114,7 +114,11 @@ impl Journal for OfSandbox {
     }
 
     fn record(&self, decision: Decision) {
-        let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).remove(&decision.id);
+        let begun = self
+            .begun
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&decision.id);
         let steps = begun.unwrap_or_else(|| self.whose.steps.now());
         let record = Box::new(record(&self.whose, &steps, &decision));
         if self.queue.try_send(Entry::Decided(record)).is_err() {
@@ -207,7 +211,11 @@ async fn commit(records: Vec<Record>, store: &dyn Store, state: &State, stop: &C
     while let Err(error) = store.audit(records.clone()).await {
         state.is_stuck.store(true, Ordering::Relaxed);
         let error = crate::error::chain(&error);
-        tracing::error!(error, records = records.len(), "the audit log takes no decisions of the network");
+        tracing::error!(
+            error,
+            records = records.len(),
+            "the audit log takes no decisions of the network"
+        );
         if stop.is_cancelled() {
             return;
         }

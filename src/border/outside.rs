@@ -24,10 +24,20 @@ use crate::secret::{self, CredentialRef};
 #[derive(Debug, Clone, Default, PartialEq, clap::Args)]
 pub struct Operator {
     /// Name server that is asked for the hosts that sandboxes may reach; may be repeated [default: this host's].
-    #[arg(long = "egress-resolver", env = "EXUVIA_EGRESS_RESOLVER", value_delimiter = ',', value_name = "ADDRESS:PORT")]
+    #[arg(
+        long = "egress-resolver",
+        env = "EXUVIA_EGRESS_RESOLVER",
+        value_delimiter = ',',
+        value_name = "ADDRESS:PORT"
+    )]
     pub resolvers: Vec<SocketAddr>,
     /// File of certificates (PEM) that are trusted besides this host's, by the border and in sandboxes; may be repeated.
-    #[arg(long = "egress-roots", env = "EXUVIA_EGRESS_ROOTS", value_delimiter = ',', value_name = "FILE")]
+    #[arg(
+        long = "egress-roots",
+        env = "EXUVIA_EGRESS_ROOTS",
+        value_delimiter = ',',
+        value_name = "FILE"
+    )]
     pub roots: Vec<PathBuf>,
     /// Proxy (HTTP CONNECT) through which all that leaves goes.
     #[arg(long = "egress-proxy", env = "EXUVIA_EGRESS_PROXY", value_name = "ADDRESS:PORT")]
@@ -44,7 +54,12 @@ pub struct Operator {
     #[arg(long = "egress-proxy-names", env = "EXUVIA_EGRESS_PROXY_NAMES", requires = "proxy")]
     pub proxy_names: bool,
     /// Addresses that no policy opens; may be repeated. This host's own are always among them.
-    #[arg(long = "egress-off-limits", env = "EXUVIA_EGRESS_OFF_LIMITS", value_delimiter = ',', value_name = "CIDR")]
+    #[arg(
+        long = "egress-off-limits",
+        env = "EXUVIA_EGRESS_OFF_LIMITS",
+        value_delimiter = ',',
+        value_name = "CIDR"
+    )]
     pub off_limits: Vec<IpNet>,
 }
 
@@ -151,7 +166,9 @@ mod tests {
     fn a_certificate_is_written_as_it_is_read() {
         let made = rcgen::generate_simple_self_signed(["a.example".to_owned()]).unwrap();
         let text = pem(made.cert.der());
-        let read: Vec<CertificateDer<'_>> = CertificateDer::pem_slice_iter(text.as_bytes()).map(Result::unwrap).collect();
+        let read: Vec<CertificateDer<'_>> = CertificateDer::pem_slice_iter(text.as_bytes())
+            .map(Result::unwrap)
+            .collect();
         assert_eq!(read, [made.cert.der().clone()]);
     }
 
@@ -168,7 +185,10 @@ mod tests {
         let error = Outside::new(&with(empty.clone())).unwrap_err().to_string();
         assert_eq!(
             error,
-            format!("the certificates in `{}` cannot be used: there are none in it", empty.display())
+            format!(
+                "the certificates in `{}` cannot be used: there are none in it",
+                empty.display()
+            )
         );
         assert!(Outside::new(&with("/no/such".into())).is_err());
     }

@@ -10,11 +10,12 @@ use tokio::task::JoinSet;
 use super::credential::credentials;
 use super::log::{Denied, Entered, Log, Mark, Steps, Whose};
 use super::namespace::{self, Doors, Trust};
+use super::spent::Spent;
 use super::{Borders, Error, Placeholders, Records};
 use crate::egress::ask::Nobody;
-use crate::egress::budget::{Budgets, Usage};
 use crate::egress::journal::Journal;
 use crate::egress::{Border, Door, Limits, Settings};
+use crate::ids::RunId;
 use crate::policy::Policy;
 use crate::sandbox::Doorway;
 
@@ -24,10 +25,6 @@ const MARGIN: Duration = Duration::from_secs(60 * 60);
 pub const HOW_TO_ASK: &str = "the policy of this sandbox does not open it; whoever is responsible can add a rule to the policy \
                           (`[[network.allow]]`, see docs/network.md)";
 
-/// What was used up before, at other borders of the same run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Before(pub Option<Usage>);
-
 /// The border of one sandbox.
 #[derive(Debug)]
 pub struct Post {
@@ -35,6 +32,9 @@ pub struct Post {
     log: Arc<Log>,
     records: Arc<dyn Records>,
     steps: Steps,
+    /// Whose budget it is on, until that has been told what was used.
+    run: Mutex<Option<RunId>>,
+    spent: Spent,
     /// Who serves the doors.
     serving: Mutex<JoinSet<()>>,
 }
@@ -51,14 +51,17 @@ impl Borders {
         placeholders: &Placeholders,
         doorway: Doorway,
         whose: &Whose,
-        before: Before,
     ) -> Result<Post, Error> {
         let borders = self.clone();
         // Reads the roots and the addresses of this host.
         let outside = tokio::task::spawn_blocking(move || {
             let outside = borders.outside()?;
             let off_limits = outside.off_limits().map_err(Error::Doors)?;
-            let parts = (Arc::clone(&outside.resolver), Arc::clone(&outside.dialer), Arc::clone(&outside.roots));
+            let parts = (
+                Arc::clone(&outside.resolver),
+                Arc::clone(&outside.dialer),
+                Arc::clone(&outside.roots),
+            );
             Ok::<_, Error>((parts, outside.bundle.clone(), off_limits))
         });
         let ((resolver, dialer, roots), bundle, off_limits) = outside.await.map_err(broken)??;
@@ -69,7 +72,7 @@ impl Borders {
             resolver,
             dialer,
             roots,
-            budgets: left(policy.network().budgets(), before),
+            budgets: self.spent.left(whose.run.as_ref(), policy.network().budgets()),
             limits: Limits {
                 authority_time: policy.limits().wall_time + MARGIN,
                 ..Limits::default()
@@ -94,6 +97,8 @@ impl Borders {
             log,
             records: Arc::clone(&self.records),
             steps: whose.steps.clone(),
+            run: Mutex::new(whose.run.clone()),
+            spent: self.spent.clone(),
             serving: Mutex::new(serving),
         })
     }
@@ -108,7 +113,10 @@ fn broken(error: tokio::task::JoinError) -> Error {
 
 fn serve(border: &Border, doors: Doors) -> std::io::Result<JoinSet<()>> {
     let (http, socks) = (TcpListener::from_std(doors.http)?, TcpListener::from_std(doors.socks)?);
-    let (dns, stream) = (Arc::new(UdpSocket::from_std(doors.dns)?), TcpListener::from_std(doors.dns_stream)?);
+    let (dns, stream) = (
+        Arc::new(UdpSocket::from_std(doors.dns)?),
+        TcpListener::from_std(doors.dns_stream)?,
+    );
     let mut serving = JoinSet::new();
     let of = || border.clone();
     let (one, two, three, four) = (of(), of(), of(), of());
@@ -117,19 +125,6 @@ fn serve(border: &Border, doors: Doors) -> std::io::Result<JoinSet<()>> {
     serving.spawn(async move { three.serve_dns_udp(dns).await });
     serving.spawn(async move { four.serve_dns_listener(stream).await });
     Ok(serving)
-}
-
-/// What of the budgets is left.
-fn left(budgets: &Budgets, Before(used): Before) -> Budgets {
-    let Some(used) = used else { return budgets.clone() };
-    let minus = |most: Option<u64>, used: u64| most.map(|most| most.saturating_sub(used));
-    Budgets {
-        connections: minus(budgets.connections, used.connections),
-        sent: minus(budgets.sent, used.sent),
-        received: minus(budgets.received, used.received),
-        time: budgets.time.map(|most| most.saturating_sub(used.time)),
-        ..budgets.clone()
-    }
 }
 
 impl Post {
@@ -147,16 +142,21 @@ impl Post {
         self.log.since(mark)
     }
 
-    pub fn usage(&self) -> Usage {
-        self.border.usage()
-    }
-
     /// Closes the doors and cuts what is open; on return every decision is with the record.
     pub async fn close(&self) {
         let mut serving = std::mem::take(&mut *self.serving.lock().unwrap_or_else(PoisonError::into_inner));
         let serving = async { while serving.join_next().await.is_some() {} };
         tokio::join!(self.border.close(), serving);
+        self.settle();
         self.records.settle().await;
+    }
+
+    /// Tells what was used, once.
+    fn settle(&self) {
+        let run = self.run.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(run) = run {
+            self.spent.add(run, self.border.usage());
+        }
     }
 }
 
@@ -164,40 +164,6 @@ impl Drop for Post {
     fn drop(&mut self) {
         // Polled once it has told everything to end, which is all that can be done here.
         let _ = self.border.close().now_or_never();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A run's budgets are the run's, however many sandboxes it has.
-    #[test]
-    fn what_was_used_before_counts() {
-        let budgets = Budgets {
-            connections: Some(10),
-            sent: Some(100),
-            received: None,
-            time: Some(Duration::from_secs(60)),
-            ..Budgets::default()
-        };
-        let used = Usage {
-            connections: 4,
-            open: 1,
-            sent: 150,
-            received: 7,
-            time: Duration::from_secs(20),
-        };
-        assert_eq!(
-            left(&budgets, Before(Some(used))),
-            Budgets {
-                connections: Some(6),
-                sent: Some(0),
-                received: None,
-                time: Some(Duration::from_secs(40)),
-                ..Budgets::default()
-            }
-        );
-        assert_eq!(left(&budgets, Before::default()), budgets);
+        self.settle();
     }
 }

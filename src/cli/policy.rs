@@ -44,7 +44,12 @@ enum Command {
         #[arg(long, value_name = "METHOD PATH", requires = "connect")]
         request: Option<String>,
         /// An argument of the call: NAME=VALUE, or the value alone for the tool's first one.
-        #[arg(long = "arg", value_name = "[NAME=]VALUE", allow_hyphen_values = true, requires = "tool")]
+        #[arg(
+            long = "arg",
+            value_name = "[NAME=]VALUE",
+            allow_hyphen_values = true,
+            requires = "tool"
+        )]
         arguments: Vec<String>,
     },
     /// Show a policy as it is in force, with what it inherits, and its hash.

@@ -168,7 +168,11 @@ fn explain_tells_of_hosts_by_the_rules_of_the_border() {
     ];
     let answers = asked.map(|(host, request)| {
         let (_, _, text) = reach::explain(&path, host, request, &nowhere()).unwrap();
-        format!("$ --connect {host} {}\n{}\n", request.unwrap_or_default(), text.replace(&path, "net.toml"))
+        format!(
+            "$ --connect {host} {}\n{}\n",
+            request.unwrap_or_default(),
+            text.replace(&path, "net.toml")
+        )
     });
     let shown = show(&Policies::load(&path, &nowhere()).unwrap()).replace(&path, "net.toml");
     insta::assert_snapshot!(answers.join("\n") + "\n" + &shown);

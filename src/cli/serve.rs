@@ -8,8 +8,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Context, Error, Exit};
 use crate::api::server;
-use crate::border;
 use crate::assembly::{self, Config, ServerLock};
+use crate::border;
 use crate::error::Kind;
 use crate::fleet::{self, OnShutdown, Stock};
 use crate::sandbox::BackendName;

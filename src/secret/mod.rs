@@ -41,7 +41,9 @@ pub enum Error {
     #[error("this is no credential reference: write `env:NAME` or `file:/PATH`, never the secret itself")]
     NotAReference,
     /// As [`Self::NotAReference`], in a policy.
-    #[error("this says not where a secret is: write `env:NAME`, `file:/PATH` or `command:/PROGRAM …`, never the secret itself")]
+    #[error(
+        "this says not where a secret is: write `env:NAME`, `file:/PATH` or `command:/PROGRAM …`, never the secret itself"
+    )]
     NotASource,
     #[error("credential program `{}`: {reason}", program.display())]
     Command { program: PathBuf, reason: String },
@@ -62,7 +64,12 @@ pub enum Error {
 impl Error {
     pub fn kind(&self) -> Kind {
         match self {
-            Self::NotASource | Self::Command { .. } | Self::NotAReference | Self::NotSet(_) | Self::NotText(_) | Self::Read { .. } => Kind::Invalid,
+            Self::NotASource
+            | Self::Command { .. }
+            | Self::NotAReference
+            | Self::NotSet(_)
+            | Self::NotText(_)
+            | Self::Read { .. } => Kind::Invalid,
             Self::Exposed { .. } => Kind::Denied,
         }
     }

@@ -145,9 +145,19 @@ mod tests {
         for text in ["env:TOKEN", "file:/run/secrets/key", "command:/usr/bin/pass show token"] {
             assert_eq!(source(text).to_string(), text);
         }
-        for bad in ["", "sk-live-123", "command:", "command:pass show", "command: ", "command:/a\nb"] {
+        for bad in [
+            "",
+            "sk-live-123",
+            "command:",
+            "command:pass show",
+            "command: ",
+            "command:/a\nb",
+        ] {
             let error = bad.parse::<Source>().unwrap_err().to_string();
-            assert!(bad.is_empty() || !error.contains("sk-live-123"), "a misplaced secret is not shown");
+            assert!(
+                bad.is_empty() || !error.contains("sk-live-123"),
+                "a misplaced secret is not shown"
+            );
         }
         // What a client may name never runs a program.
         assert!("command:/bin/true".parse::<CredentialRef>().is_err());
@@ -158,9 +168,15 @@ mod tests {
         let value = source("command:/bin/echo $HOME a;b").resolve().await.unwrap();
         assert_eq!(value.expose_secret(), "$HOME a;b");
         let variables = source("command:/usr/bin/env").resolve().await.unwrap();
-        let names = variables.expose_secret().lines().filter_map(|line| line.split_once('='));
+        let names = variables
+            .expose_secret()
+            .lines()
+            .filter_map(|line| line.split_once('='));
         let names: Vec<&str> = names.map(|(name, _)| name).collect();
-        assert!(!names.is_empty() && names.iter().all(|name| ["PATH", "HOME"].contains(name)), "{names:?}");
+        assert!(
+            !names.is_empty() && names.iter().all(|name| ["PATH", "HOME"].contains(name)),
+            "{names:?}"
+        );
     }
 
     #[tokio::test]

@@ -38,16 +38,40 @@ tried("udp6", lambda: udp(socket.AF_INET6, "WEB6", 443, b"x"))
 tried("icmp", icmp)
 "#;
 
+/// Those that can be tried here.
+fn backends(test: &str) -> Vec<&'static str> {
+    let data = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    match runtime.block_on(exuvia::sandbox::backend::docker::Docker::open(data.path(), None)) {
+        Ok(_) => vec!["oci", "docker"],
+        Err(error) => {
+            crate::support::skip(&format!("{test}, docker"), &error);
+            vec!["oci"]
+        }
+    }
+}
+
 fn probe() -> String {
-    [("WEB6", WEB6), ("WEB", WEB), ("METADATA", METADATA), ("STRANGER", STRANGER)]
-        .into_iter()
-        .fold(PROBE.to_owned(), |text, (name, address)| text.replace(&format!("\"{name}\""), &format!("\"{address}\"")))
+    [
+        ("WEB6", WEB6),
+        ("WEB", WEB),
+        ("METADATA", METADATA),
+        ("STRANGER", STRANGER),
+    ]
+    .into_iter()
+    .fold(PROBE.to_owned(), |text, (name, address)| {
+        text.replace(&format!("\"{name}\""), &format!("\"{address}\""))
+    })
 }
 
 /// T19, T20: no route leads out, whatever is tried.
 #[test]
 fn nothing_leaves_but_through_the_doors() {
-    let Some(bed) = Bed::new("nothing_leaves_but_through_the_doors") else { return };
+    let test = "nothing_leaves_but_through_the_doors";
+    let Some(bed) = Bed::new(test) else { return };
     let to = |protocol: u8, address: &str, port: u16| -> Packet { (protocol, address.parse().unwrap(), port) };
     let all = BTreeSet::from([
         to(6, WEB, 443),
@@ -60,44 +84,86 @@ fn nothing_leaves_but_through_the_doors() {
     ]);
     // Where there is no border each of them works, and is seen.
     let free = Command::new("python3").args(["-c", &probe()]).output().unwrap();
-    assert!(!stdout(&free).contains("failed") && stdout(&free).lines().count() == 7, "{}", said(&free));
+    assert!(
+        !stdout(&free).contains("failed") && stdout(&free).lines().count() == 7,
+        "{}",
+        said(&free)
+    );
     let arrived = bed.internet.packets();
     assert!(all.is_subset(&arrived), "{arrived:?}");
     bed.internet.questions();
 
     let script = format!("cat > /tmp/probe.py <<'END'\n{}\nEND\npython3 /tmp/probe.py", probe());
-    let held = bed.shell(&script);
-    assert!(!stdout(&held).contains("worked") && stdout(&held).lines().count() == 7, "{}", said(&held));
-    assert_eq!(bed.internet.packets(), BTreeSet::new(), "not one packet");
-    assert_eq!(bed.internet.questions(), []);
+    for backend in backends(test) {
+        let held = bed.shell_on(backend, &script);
+        assert!(
+            !stdout(&held).contains("worked") && stdout(&held).lines().count() == 7,
+            "{}",
+            said(&held)
+        );
+        assert_eq!(bed.internet.packets(), BTreeSet::new(), "not one packet");
+        assert_eq!(bed.internet.questions(), []);
 
-    // And the border is there: the very same sandbox reaches what it may, and that alone is seen outside.
-    let open = bed.shell("curl -sS https://api.example.com/x");
-    assert!(stdout(&open).starts_with("GET /x HTTP/1.1"), "{}", said(&open));
-    let arrived = bed.internet.packets();
-    let wanted = BTreeSet::from([to(17, RESOLVER, 53), to(6, WEB, 443), to(6, WEB6, 443)]);
-    assert!(!arrived.is_empty() && arrived.is_subset(&wanted), "{arrived:?}");
+        // And the border is there: such a sandbox reaches what it may, and that alone is seen outside.
+        let open = bed.shell_on(backend, "curl -sS https://api.example.com/x && cat /etc/resolv.conf");
+        assert!(stdout(&open).starts_with("GET /x HTTP/1.1"), "{}", said(&open));
+        assert!(stdout(&open).ends_with("nameserver 127.0.0.1\n"), "{}", said(&open));
+        let arrived = bed.internet.packets();
+        let wanted = BTreeSet::from([to(17, RESOLVER, 53), to(6, WEB, 443), to(6, WEB6, 443)]);
+        assert!(!arrived.is_empty() && arrived.is_subset(&wanted), "{arrived:?}");
+        bed.internet.questions();
+    }
 }
 
 /// T20: what a program says to the doors. The first line shows that the way as such works.
 #[test]
 fn the_doors_let_nothing_else_through() {
-    let Some(bed) = Bed::new("the_doors_let_nothing_else_through") else { return };
+    let Some(bed) = Bed::new("the_doors_let_nothing_else_through") else {
+        return;
+    };
     // target, name in the TLS hello; what is on the record.
     let cases: [(&str, &str, (&str, &str)); 16] = [
         ("api.example.com:443", "api.example.com", ("allowed", "api")),
         ("evil.example:443", "evil.example", ("denied", "builtin:default-deny")),
         ("example.com:443", "example.com", ("denied", "builtin:default-deny")),
-        ("x.api.example.com:443", "x.api.example.com", ("denied", "builtin:default-deny")),
-        ("api.example.com:80", "api.example.com", ("denied", "builtin:default-deny")),
+        (
+            "x.api.example.com:443",
+            "x.api.example.com",
+            ("denied", "builtin:default-deny"),
+        ),
+        (
+            "api.example.com:80",
+            "api.example.com",
+            ("denied", "builtin:default-deny"),
+        ),
         // SNI spoofing, and no SNI.
-        ("other.example.com:443", "api.example.com", ("denied", "builtin:same-name")),
+        (
+            "other.example.com:443",
+            "api.example.com",
+            ("denied", "builtin:same-name"),
+        ),
         ("other.example.com:443", "", ("denied", "builtin:hidden-name")),
-        // Rebinding, metadata by name and in IPv6's clothes, the host itself.
-        ("rebound.example.com:443", "rebound.example.com", ("denied", "builtin:closed-address")),
-        ("metadata.example.com:443", "metadata.example.com", ("denied", "builtin:closed-address")),
-        ("mapped.example.com:443", "mapped.example.com", ("denied", "builtin:closed-address")),
-        ("host.example.com:443", "host.example.com", ("denied", "builtin:off-limits")),
+        // Rebinding to the host's loopback, metadata by name and in IPv6's clothes, the host itself.
+        (
+            "rebound.example.com:443",
+            "rebound.example.com",
+            ("denied", "builtin:off-limits"),
+        ),
+        (
+            "metadata.example.com:443",
+            "metadata.example.com",
+            ("denied", "builtin:closed-address"),
+        ),
+        (
+            "mapped.example.com:443",
+            "mapped.example.com",
+            ("denied", "builtin:closed-address"),
+        ),
+        (
+            "host.example.com:443",
+            "host.example.com",
+            ("denied", "builtin:off-limits"),
+        ),
         // Addresses in every spelling.
         ("93.184.216.34:443", "", ("denied", "builtin:default-deny")),
         ("[2606:2800:220:1::34]:443", "", ("denied", "builtin:default-deny")),
@@ -125,7 +191,10 @@ for line in sys.stdin:
                 status += " cut"
         print(status)
 "#;
-    let lines: String = cases.iter().map(|(target, name, _)| format!("{target} {name}\n")).collect();
+    let lines: String = cases
+        .iter()
+        .map(|(target, name, _)| format!("{target} {name}\n"))
+        .collect();
     let ran = bed.shell(&format!(
         "cat > /tmp/p.py <<'END'\n{script}\nEND\npython3 /tmp/p.py <<'END'\n{lines}END"
     ));
@@ -135,20 +204,27 @@ for line in sys.stdin:
     for (told, (target, name, _)) in told.iter().zip(&cases).skip(1) {
         assert!(told == "403" || told == "200 cut", "{target} {name}: {told}");
     }
-    let wanted: Vec<(String, String)> = cases.map(|(_, _, (outcome, rule))| (outcome.to_owned(), rule.to_owned())).to_vec();
+    let wanted: Vec<(String, String)> = cases
+        .map(|(_, _, (outcome, rule))| (outcome.to_owned(), rule.to_owned()))
+        .to_vec();
     let verdicts = bed.verdicts().into_iter().map(|(outcome, rule, _)| (outcome, rule));
     assert_eq!(verdicts.collect::<Vec<_>>(), wanted, "{}", said(&ran));
     // Nothing but what was allowed has arrived, and no name but allowed ones was looked up.
     assert_eq!(bed.internet.requests().len(), 1);
     for (server, name) in bed.internet.questions() {
-        assert!(server == RESOLVER && name.ends_with(".example.com") && !name.contains("evil") && !name.starts_with("x."), "{name}");
+        assert!(
+            server == RESOLVER && name.ends_with(".example.com") && !name.contains("evil") && !name.starts_with("x."),
+            "{name}"
+        );
     }
 }
 
 /// T19: names carry nothing out: the name server inside answers for what is allowed, from what it has.
 #[test]
 fn names_are_no_tunnel() {
-    let Some(bed) = Bed::new("names_are_no_tunnel") else { return };
+    let Some(bed) = Bed::new("names_are_no_tunnel") else {
+        return;
+    };
     let script = r#"
 import socket, struct
 def ask(name, kind, stream=False):

@@ -1,5 +1,7 @@
 //! A host on the internet of the test, with a policy and the real program.
 
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
@@ -48,7 +50,7 @@ host = "host.example.com"
 port = [80, 443]
 [[credentials]]
 name = "token"
-from = "env:NET_TOKEN"
+from = "file:TOKEN"
 env = "API_TOKEN"
 inject = { host = "api.example.com", path = "/v1/" }
 [[tools.rules]]
@@ -61,6 +63,7 @@ pub struct Bed {
     pub internet: Internet,
     pub data: Scratch,
     pub policy: PathBuf,
+    _keys: Scratch,
 }
 
 impl Bed {
@@ -79,11 +82,25 @@ impl Bed {
         };
         std::fs::create_dir(data.path().join("policies")).unwrap();
         let policy = data.path().join("policies/net.toml");
-        std::fs::write(&policy, POLICY).unwrap();
+        let keys = Scratch::new();
+        let token = keys.path().join("token");
+        let mut file = std::fs::File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&token)
+            .unwrap();
+        file.write_all(SECRET.as_bytes()).unwrap();
+        std::fs::write(
+            &policy,
+            POLICY.replace("file:TOKEN", &format!("file:{}", token.display())),
+        )
+        .unwrap();
         Some(Self {
             internet,
             data,
             policy,
+            _keys: keys,
         })
     }
 
@@ -96,15 +113,32 @@ impl Bed {
             .args(words)
             .env("EXUVIA_EGRESS_RESOLVER", format!("{RESOLVER}:53"))
             .env("EXUVIA_EGRESS_ROOTS", &self.internet.roots)
-            .env("NET_TOKEN", SECRET)
             .stdin(Stdio::null());
         command
     }
 
     /// A shell command in a sandbox of its own under the policy.
     pub fn shell(&self, script: &str) -> Output {
+        self.shell_on("oci", script)
+    }
+
+    /// The same, made by this backend.
+    pub fn shell_on(&self, backend: &str, script: &str) -> Output {
         let policy = self.policy.to_str().unwrap();
-        let words = ["sandbox", "run", "--policy", policy, "--timeout", "60s", "--", "sh", "-c", script];
+        let words = [
+            "sandbox",
+            "run",
+            "--policy",
+            policy,
+            "--backend",
+            backend,
+            "--timeout",
+            "60s",
+            "--",
+            "sh",
+            "-c",
+            script,
+        ];
         self.exuvia(&words).output().unwrap()
     }
 
@@ -114,15 +148,27 @@ impl Bed {
         let text = String::from_utf8(output.stdout).unwrap();
         let object: Value = serde_json::from_str(&text).unwrap();
         let entries = object["entries"].as_array().unwrap().iter();
-        entries.filter(|entry| entry["action"] == "network.decided").cloned().collect()
+        entries
+            .filter(|entry| entry["action"] == "network.decided")
+            .cloned()
+            .collect()
     }
 
     /// Outcome, rule and host of each decision about something else than a name.
     pub fn verdicts(&self) -> Vec<(String, String, String)> {
-        let decisions = self.decisions().into_iter().filter(|one| one["details"]["channel"] != "dns");
+        let decisions = self
+            .decisions()
+            .into_iter()
+            .filter(|one| one["details"]["channel"] != "dns");
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         decisions
-            .map(|one| (text(&one["outcome"]), text(&one["details"]["rule"]), text(&one["details"]["host"])))
+            .map(|one| {
+                (
+                    text(&one["outcome"]),
+                    text(&one["details"]["rule"]),
+                    text(&one["details"]["host"]),
+                )
+            })
             .collect()
     }
 }
@@ -133,5 +179,10 @@ pub fn stdout(output: &Output) -> String {
 
 /// For messages.
 pub fn said(output: &Output) -> String {
-    format!("{} {}\n{}", output.status, stdout(output), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{} {}\n{}",
+        output.status,
+        stdout(output),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }

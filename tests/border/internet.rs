@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -198,7 +198,15 @@ fn packet(bytes: &[u8]) -> Option<Packet> {
         }
         _ => return None,
     };
-    let ours = ["151.101.10.1", WEB, RESOLVER, STRANGER, METADATA, WEB6, "2606:2800:220:2::1"];
+    let ours = [
+        "151.101.10.1",
+        WEB,
+        RESOLVER,
+        STRANGER,
+        METADATA,
+        WEB6,
+        "2606:2800:220:2::1",
+    ];
     let is_ours = ours.iter().any(|address| from == address.parse::<IpAddr>().unwrap());
     let is_of_links = match to {
         IpAddr::V4(to) => to.is_multicast(),
@@ -236,7 +244,12 @@ fn names(socket: &UdpSocket, address: &str, seen: &Seen) {
             })
             .collect();
         let code = if known.contains_key(name.as_str()) { 0 } else { 3 };
-        let mut answer = [&bytes[..2], &[0x81, 0x80 | code, 0, 1, 0, fitting.len() as u8, 0, 0, 0, 0], &question].concat();
+        let mut answer = [
+            &bytes[..2],
+            &[0x81, 0x80 | code, 0, 1, 0, fitting.len() as u8, 0, 0, 0, 0],
+            &question,
+        ]
+        .concat();
         for address in fitting {
             answer.extend([0xc0, 12, 0, kind, 0, 1, 0, 0, 0, 60, 0, address.len() as u8]);
             answer.extend(address);
@@ -258,13 +271,10 @@ fn web(mut stream: impl Read + Write, seen: &Seen) -> io::Result<()> {
     }
     let head = String::from_utf8_lossy(&head).into_owned();
     seen.requests.lock().unwrap().push(head.clone());
-    let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{head}", head.len());
+    let answer = format!(
+        "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{head}",
+        head.len()
+    );
     stream.write_all(answer.as_bytes())?;
     stream.flush()
-}
-
-/// Nothing of it is used but what a stranger would.
-pub fn connects(address: &str, port: u16) -> bool {
-    let address: IpAddr = address.parse().unwrap();
-    TcpStream::connect_timeout(&SocketAddr::new(address, port), std::time::Duration::from_secs(2)).is_ok()
 }

@@ -12,7 +12,10 @@ use crate::support::server::Server;
 
 /// On this thread, which is on the internet of the test.
 pub fn here<T>(work: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(work)
 }
 
@@ -36,7 +39,9 @@ const USE: &str = "curl -sS -m 20 -H \"Authorization: Bearer $API_TOKEN\" https:
 /// The doors are held by the server: those of a new one take their place, with the same placeholder.
 #[test]
 fn a_border_is_taken_up_by_the_next_server() {
-    let Some(bed) = Bed::new("a_border_is_taken_up_by_the_next_server") else { return };
+    let Some(bed) = Bed::new("a_border_is_taken_up_by_the_next_server") else {
+        return;
+    };
     here(async {
         let before = server(&bed, &[]).await;
         let mut client = before.sandboxes().await;
@@ -50,10 +55,23 @@ fn a_border_is_taken_up_by_the_next_server() {
         let mut client = after.sandboxes().await;
         let second = run(&mut client, &id, &format!("{USE}; echo; echo $API_TOKEN")).await;
         assert_eq!(String::from_utf8(second.stdout).unwrap(), first);
-        let files = run(&mut client, &id, "grep -c exuvia /proc/mounts; grep -c /etc/resolv.conf /proc/mounts").await;
-        assert_eq!(String::from_utf8(files.stdout).unwrap(), "1\n1\n", "the earlier files are gone");
+        let files = run(
+            &mut client,
+            &id,
+            "grep -c exuvia /proc/mounts; grep -c /etc/resolv.conf /proc/mounts",
+        )
+        .await;
+        assert_eq!(
+            String::from_utf8(files.stdout).unwrap(),
+            "1\n1\n",
+            "the earlier files are gone"
+        );
         let requests = bed.internet.requests();
-        assert_eq!(requests.iter().filter(|request| request.contains(SECRET)).count(), 2, "{requests:?}");
+        assert_eq!(
+            requests.iter().filter(|request| request.contains(SECRET)).count(),
+            2,
+            "{requests:?}"
+        );
         kill(&mut client, &id).await;
         after.terminate().await;
     });
@@ -62,7 +80,9 @@ fn a_border_is_taken_up_by_the_next_server() {
 /// A door that a program of the sandbox has taken while no server was there: it is not adopted, but ended.
 #[test]
 fn a_sandbox_whose_door_was_taken_is_ended() {
-    let Some(bed) = Bed::new("a_sandbox_whose_door_was_taken_is_ended") else { return };
+    let Some(bed) = Bed::new("a_sandbox_whose_door_was_taken_is_ended") else {
+        return;
+    };
     here(async {
         let before = server(&bed, &[]).await;
         let mut client = before.sandboxes().await;
@@ -70,16 +90,25 @@ fn a_sandbox_whose_door_was_taken_is_ended() {
         let squat = "import socket,time\ns=socket.socket()\ns.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n\
                      while True:\n try:\n  s.bind(('127.0.0.1',3128)); s.listen(); break\n except OSError: time.sleep(0.02)\n\
                      open('/workspace/taken','w')\ntime.sleep(600)\n";
-        let start = format!("cat > /tmp/s.py <<'END'\n{squat}END\nsetsid python3 /tmp/s.py >/dev/null 2>&1 & sleep 0.2");
+        let start =
+            format!("cat > /tmp/s.py <<'END'\n{squat}END\nsetsid python3 /tmp/s.py >/dev/null 2>&1 & sleep 0.2");
         let exec = proto::ExecStart {
             background: proto::Background::Keep.into(),
             ..crate::support::hand::shell(&id, &start)
         };
-        crate::support::hand::start(&mut client, exec).await.unwrap().finish().await.unwrap();
+        crate::support::hand::start(&mut client, exec)
+            .await
+            .unwrap()
+            .finish()
+            .await
+            .unwrap();
         before.kill().await;
         tokio::time::sleep(Duration::from_secs(1)).await;
         let after = server(&bed, &[]).await;
-        assert_eq!((&after.hello["adopted"], &after.hello["reaped"]), (&serde_json::json!([]), &serde_json::json!([id])));
+        assert_eq!(
+            (&after.hello["adopted"], &after.hello["reaped"]),
+            (&serde_json::json!([]), &serde_json::json!([id]))
+        );
         after.terminate().await;
     });
 }
@@ -87,7 +116,9 @@ fn a_sandbox_whose_door_was_taken_is_ended() {
 /// One made ahead has no door until it is handed out, and then that of the policy.
 #[test]
 fn a_parked_sandbox_gets_its_border_when_it_is_handed_out() {
-    let Some(bed) = Bed::new("a_parked_sandbox_gets_its_border_when_it_is_handed_out") else { return };
+    let Some(bed) = Bed::new("a_parked_sandbox_gets_its_border_when_it_is_handed_out") else {
+        return;
+    };
     here(async {
         let server = server(&bed, &["--pool", "net=1..2", "--on-shutdown", "end"]).await;
         let mut client = server.sandboxes().await;
@@ -112,7 +143,9 @@ fn a_parked_sandbox_gets_its_border_when_it_is_handed_out() {
 /// Promise 7: with its sandbox a border is gone: no namespace is held by a door.
 #[test]
 fn nothing_of_a_border_outlives_its_sandbox() {
-    let Some(bed) = Bed::new("nothing_of_a_border_outlives_its_sandbox") else { return };
+    let Some(bed) = Bed::new("nothing_of_a_border_outlives_its_sandbox") else {
+        return;
+    };
     here(async {
         let server = server(&bed, &[]).await;
         let mut client = server.sandboxes().await;
@@ -135,7 +168,12 @@ fn nothing_of_a_border_outlives_its_sandbox() {
                 background: proto::Background::Keep.into(),
                 ..crate::support::hand::shell(&id, hold)
             };
-            crate::support::hand::start(&mut client, exec).await.unwrap().finish().await.unwrap();
+            crate::support::hand::start(&mut client, exec)
+                .await
+                .unwrap()
+                .finish()
+                .await
+                .unwrap();
             kill(&mut client, &id).await;
         }
         eventually("no door is left", async || descriptors() <= settled).await;

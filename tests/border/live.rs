@@ -15,7 +15,9 @@ fn pip_downloads_through_the_border() {
         Ok(addresses) => addresses.collect(),
         Err(error) => return support::skip(test, &format!("the index is not to be had: {error}")),
     };
-    let reached = addresses.iter().any(|at| std::net::TcpStream::connect_timeout(at, std::time::Duration::from_secs(5)).is_ok());
+    let reached = addresses
+        .iter()
+        .any(|at| std::net::TcpStream::connect_timeout(at, std::time::Duration::from_secs(5)).is_ok());
     if !reached {
         return support::skip(test, &"the index cannot be reached");
     }
@@ -24,10 +26,17 @@ fn pip_downloads_through_the_border() {
     let mirrors: String = addresses
         .iter()
         .enumerate()
-        .map(|(n, at)| format!("[[network.allow]]\nname = \"mirror-{n}\"\ncidr = \"{}/{}\"\n", at.ip(), if at.is_ipv4() { 32 } else { 128 }))
+        .map(|(n, at)| {
+            format!(
+                "[[network.allow]]\nname = \"mirror-{n}\"\ncidr = \"{}/{}\"\n",
+                at.ip(),
+                if at.is_ipv4() { 32 } else { 128 }
+            )
+        })
         .collect();
     let policy = data.path().join("pip.toml");
-    let text = format!("format_version = 1\nname = \"pip\"\n[network]\nmode = \"proxy\"\npresets = [\"pypi\"]\n{mirrors}");
+    let text =
+        format!("format_version = 1\nname = \"pip\"\n[network]\nmode = \"proxy\"\npresets = [\"pypi\"]\n{mirrors}");
     std::fs::write(&policy, text).unwrap();
     let script = "python3 -m pip download --no-deps --no-cache-dir -d /workspace six >&2; ls /workspace; \
                   curl -sS -o /dev/null -w '%{http_code}\\n' -X POST https://pypi.org/simple/six/";
@@ -44,5 +53,9 @@ fn pip_downloads_through_the_border() {
         return support::skip(test, &"there is no pip here");
     }
     let lines: Vec<&str> = told.lines().collect();
-    assert!(lines.len() == 2 && lines[0].starts_with("six-") && lines[1] == "403", "{}", crate::bed::said(&ran));
+    assert!(
+        lines.len() == 2 && lines[0].starts_with("six-") && lines[1] == "403",
+        "{}",
+        crate::bed::said(&ran)
+    );
 }

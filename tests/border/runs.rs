@@ -10,7 +10,9 @@ use crate::support::transcript;
 /// U2, T22: the model reads the rule that the program read, and the reviewer finds it under the same step.
 #[test]
 fn a_step_is_told_what_its_network_was_refused() {
-    let Some(bed) = Bed::new("a_step_is_told_what_its_network_was_refused") else { return };
+    let Some(bed) = Bed::new("a_step_is_told_what_its_network_was_refused") else {
+        return;
+    };
     let script = Script::new()
         .shell("curl -sS -m 20 -H \"Authorization: Bearer $API_TOKEN\" https://api.example.com/v1/x | head -1")
         .shell("for n in 1 2; do curl -sS -m 20 https://evil.example/; done; curl -sS -X PUT https://other.example.com/open/x >/dev/null; true")
@@ -19,17 +21,36 @@ fn a_step_is_told_what_its_network_was_refused() {
     let file = bed.data.path().join("script.jsonl");
     std::fs::write(&file, script.jsonl()).unwrap();
     let model = format!("scripted:{}", file.display());
-    let words = ["run", "--json", "--prompt", "go", "--model", &model, "--policy", "net", "--empty-workspace"];
+    let words = [
+        "run",
+        "--json",
+        "--prompt",
+        "go",
+        "--model",
+        &model,
+        "--policy",
+        "net",
+        "--empty-workspace",
+    ];
     let ran = bed.exuvia(&words).output().unwrap();
     assert!(ran.status.success(), "{}", said(&ran));
     let object: Value = serde_json::from_str(stdout(&ran).lines().last().unwrap()).unwrap();
     let run = object["run_id"].as_str().unwrap();
 
-    let decisions: Vec<Value> = bed.decisions().into_iter().filter(|one| one["details"]["channel"] == "connect").collect();
+    let decisions: Vec<Value> = bed
+        .decisions()
+        .into_iter()
+        .filter(|one| one["details"]["channel"] == "connect")
+        .collect();
     let told: Vec<(&str, &str, &str, &str)> = decisions
         .iter()
         .map(|one| {
-            (text(&one["outcome"]), text(&one["details"]["rule"]), text(&one["ids"]["step"]), text(&one["ids"]["run"]))
+            (
+                text(&one["outcome"]),
+                text(&one["details"]["rule"]),
+                text(&one["ids"]["step"]),
+                text(&one["ids"]["run"]),
+            )
         })
         .collect();
     assert_eq!(
@@ -49,13 +70,21 @@ fn a_step_is_told_what_its_network_was_refused() {
     });
     assert!(!serde_json::to_string(&messages).unwrap().contains(SECRET));
     let answers = messages.iter().filter(|message| message["role"] == "tool");
-    let results: Vec<Value> = answers.map(|answer| serde_json::from_str(answer["content"].as_str().unwrap()).unwrap()).collect();
+    let results: Vec<Value> = answers
+        .map(|answer| serde_json::from_str(answer["content"].as_str().unwrap()).unwrap())
+        .collect();
     let networks: Vec<&Value> = results.iter().map(|result| &result["data"]["network"]).collect();
     assert_eq!(networks.len(), 4, "{results:#?}");
-    assert!(networks[0].is_null() && networks[2].is_null() && networks[3].is_null(), "{networks:?}");
+    assert!(
+        networks[0].is_null() && networks[2].is_null() && networks[3].is_null(),
+        "{networks:?}"
+    );
     let refused = networks[1]["refused"].as_array().unwrap();
     assert_eq!(
-        refused.iter().map(|one| (one["host"].as_str().unwrap(), one["times"].as_u64().unwrap())).collect::<Vec<_>>(),
+        refused
+            .iter()
+            .map(|one| (one["host"].as_str().unwrap(), one["times"].as_u64().unwrap()))
+            .collect::<Vec<_>>(),
         [("evil.example", 2), ("other.example.com", 1)]
     );
     assert!(networks[1]["how_to_ask"].as_str().unwrap().contains("network.allow"));

@@ -43,7 +43,12 @@ pub(super) fn explain(policy: &str, target: &str, request: Option<&str>, data_di
         source,
         reason,
     } = network::decide(&policy, &wish);
-    let used: Vec<&str> = policy.credentials().iter().filter(|one| goes_to(one, &wish)).map(|one| one.name.as_str()).collect();
+    let used: Vec<&str> = policy
+        .credentials()
+        .iter()
+        .filter(|one| goes_to(one, &wish))
+        .map(|one| one.name.as_str())
+        .collect();
     let credentials = match used.as_slice() {
         [] => "none".to_owned(),
         names => names.join(", "),
@@ -137,7 +142,11 @@ fn rule(rule: &Rule) -> String {
         true => String::new(),
         false => format!(", only {}", only.join(" ")),
     };
-    format!("{action:<5} {} on {target} port {}{only}{tls}", rule.id, ports.join(","))
+    format!(
+        "{action:<5} {} on {target} port {}{only}{tls}",
+        rule.id,
+        ports.join(",")
+    )
 }
 
 fn inject(inject: &Inject) -> String {

@@ -51,9 +51,13 @@ impl Checker<'_> {
         if mode == Mode::Learn {
             self.problem("/network/mode", not_yet("`learn`"));
         }
-        for (n, _) in written.allow.iter().flatten().enumerate().filter(|(_, entry)| {
-            matches!(entry.verdict, Some(OpeningVerdict::Ask))
-        }) {
+        for (n, _) in written
+            .allow
+            .iter()
+            .flatten()
+            .enumerate()
+            .filter(|(_, entry)| matches!(entry.verdict, Some(OpeningVerdict::Ask)))
+        {
             self.problem(&format!("/network/allow/{n}/verdict"), not_yet("`ask`"));
         }
         let found = self.net_rules(written);
@@ -95,6 +99,8 @@ impl Checker<'_> {
                 self.problem(&pointer, shown(&problem));
             }
         }
+        // In the order of the canonical form: it means nothing.
+        rules.sort_by(|a, b| a.id.as_str().cmp(b.id.as_str()));
         Network {
             mode,
             rules,
@@ -178,7 +184,7 @@ impl Checker<'_> {
             id,
             action: written.action,
             target: target?,
-            ports: written.ports.clone(),
+            ports: sorted(written.ports.clone()),
             methods,
             paths,
             tls: written.tls,
@@ -189,10 +195,10 @@ impl Checker<'_> {
         match text.parse::<HostPattern>() {
             Ok(pattern) => Some(pattern),
             Err(error) => {
-                let hint = if text.parse::<std::net::IpAddr>().is_ok() {
-                    "; an address is a `cidr`"
-                } else {
-                    ""
+                let hint = match text.parse::<std::net::IpAddr>() {
+                    Ok(_) => "; an address is a `cidr`",
+                    Err(_) if text.contains([':', '/']) => "; write the name alone, and the port as `port`",
+                    Err(_) => "",
                 };
                 self.problem(pointer, format!("{}{hint}", crate::error::chain(&error)));
                 None
@@ -207,10 +213,12 @@ impl Checker<'_> {
                 self.problem(pointer, format!("`{method}` is no method: write it like `GET`"));
             }
         }
-        methods
-            .into_iter()
-            .filter(|method| method.bytes().all(|b| b.is_ascii_uppercase()))
-            .collect()
+        let methods = methods.into_iter();
+        sorted(
+            methods
+                .filter(|method| method.bytes().all(|b| b.is_ascii_uppercase()))
+                .collect(),
+        )
     }
 
     fn paths(&mut self, pointer: &str, written: Option<&Texts>) -> Vec<PathPattern> {
@@ -226,6 +234,8 @@ impl Checker<'_> {
                 Err(error) => self.problem(pointer, crate::error::chain(&error)),
             }
         }
+        paths.sort_by(|a: &PathPattern, b| a.as_str().cmp(b.as_str()));
+        paths.dedup();
         paths
     }
 
@@ -504,6 +514,13 @@ impl Checker<'_> {
             }
         }
     }
+}
+
+/// Each once; the order means nothing.
+fn sorted<T: Ord>(mut all: Vec<T>) -> Vec<T> {
+    all.sort();
+    all.dedup();
+    all
 }
 
 /// What the language has, and nothing enforces: a policy that says it is not taken for one that is followed.

@@ -10,7 +10,14 @@ fn reached(policy: &Policy, target: &str, http: Option<(&str, &str)>) -> (Verdic
     let (host, port) = target.rsplit_once(':').unwrap();
     let host = Host::parse(host.as_bytes()).unwrap();
     let port = port.parse().unwrap();
-    let decision = network::decide(policy, &Wish { host: &host, port, http });
+    let decision = network::decide(
+        policy,
+        &Wish {
+            host: &host,
+            port,
+            http,
+        },
+    );
     (decision.verdict, decision.rule)
 }
 
@@ -62,34 +69,111 @@ fn what_would_be_a_hole_is_refused_with_its_place() {
         ("no target", rule("port = 443")),
         ("bits behind the prefix", rule("cidr = \"10.1.2.3/8\"")),
         ("no range", rule("cidr = \"ten\"")),
-        ("requests inside of what is not opened", rule("cidr = \"10.0.0.0/8\"\nmethods = [\"GET\"]")),
-        ("a method in lower case", rule("host = \"a.example.com\"\nmethods = [\"get\"]")),
-        ("a path that climbs", rule("host = \"a.example.com\"\npath = \"/a/../b\"")),
-        ("a path that does not begin", rule("host = \"a.example.com\"\npath = \"a\"")),
-        ("a name of the border's own", rule("name = \"builtin-x\"\nhost = \"a.example.com\"\ntls = \"sometimes\"")),
-        ("two of one name", rule("name = \"x\"\nhost = \"a.example.com\"\n[[network.allow]]\nname = \"x\"\nhost = \"b.example.com\"")),
-        ("rules that nothing follows", "[[network.allow]]\nhost = \"a.example.com\"\n".to_owned()),
-        ("no such preset", "[network]\nmode = \"proxy\"\npresets = [\"pipy\", \"../etc\"]\n".to_owned()),
-        ("modes that are not enforced", "[network]\nmode = \"learn\"\n".to_owned()),
-        ("a mode that there is not", "[network]\nmode = \"transparent\"\n".to_owned()),
-        ("a question to a person", rule("host = \"a.example.com\"\nverdict = \"ask\"")),
-        ("a budget of nothing", "[network]\nmode = \"proxy\"\n[network.budgets]\nconnections = 0\nbytes_up = \"0\"\ntime = \"soon\"\n".to_owned()),
-        ("a secret in the file", secret("from = \"sk-live-1234567890\"\ninject = { host = \"api.example.com\" }")),
-        ("a program without a path", secret("from = \"command:pass show x\"\ninject = { host = \"api.example.com\" }")),
-        ("a secret for a host that is closed", secret("from = \"env:T\"\ninject = { host = \"other.example.com\" }")),
-        ("a secret for a port that is closed", secret("from = \"env:T\"\ninject = { host = \"api.example.com\", port = 8443 }")),
-        ("a secret for more than is open", secret("from = \"env:T\"\ninject = { host = \"*.com\" }")),
-        ("a secret in two places", secret("from = \"env:T\"\ninject = { host = \"api.example.com\", header = \"x-key\", query = \"key\" }")),
+        (
+            "requests inside of what is not opened",
+            rule("cidr = \"10.0.0.0/8\"\nmethods = [\"GET\"]"),
+        ),
+        (
+            "a method in lower case",
+            rule("host = \"a.example.com\"\nmethods = [\"get\"]"),
+        ),
+        (
+            "a path that climbs",
+            rule("host = \"a.example.com\"\npath = \"/a/../b\""),
+        ),
+        (
+            "a path that does not begin",
+            rule("host = \"a.example.com\"\npath = \"a\""),
+        ),
+        (
+            "a kind of TLS that there is not",
+            rule("host = \"a.example.com\"\ntls = \"sometimes\""),
+        ),
+        (
+            "two of one name",
+            rule("name = \"x\"\nhost = \"a.example.com\"\n[[network.allow]]\nname = \"x\"\nhost = \"b.example.com\""),
+        ),
+        (
+            "rules that nothing follows",
+            "[[network.allow]]\nhost = \"a.example.com\"\n".to_owned(),
+        ),
+        (
+            "no such preset",
+            "[network]\nmode = \"proxy\"\npresets = [\"pipy\", \"../etc\"]\n".to_owned(),
+        ),
+        (
+            "modes that are not enforced",
+            "[network]\nmode = \"learn\"\n".to_owned(),
+        ),
+        (
+            "a mode that there is not",
+            "[network]\nmode = \"transparent\"\n".to_owned(),
+        ),
+        (
+            "a question to a person",
+            rule("host = \"a.example.com\"\nverdict = \"ask\""),
+        ),
+        (
+            "a budget of nothing",
+            "[network]\nmode = \"proxy\"\n[network.budgets]\nconnections = 0\nbytes_up = \"0\"\ntime = \"soon\"\n"
+                .to_owned(),
+        ),
+        (
+            "a secret in the file",
+            secret("from = \"sk-live-1234567890\"\ninject = { host = \"api.example.com\" }"),
+        ),
+        (
+            "a program without a path",
+            secret("from = \"command:pass show x\"\ninject = { host = \"api.example.com\" }"),
+        ),
+        (
+            "a secret for a host that is closed",
+            secret("from = \"env:T\"\ninject = { host = \"other.example.com\" }"),
+        ),
+        (
+            "a secret for a port that is closed",
+            secret("from = \"env:T\"\ninject = { host = \"api.example.com\", port = 8443 }"),
+        ),
+        (
+            "a secret for more than is open",
+            secret("from = \"env:T\"\ninject = { host = \"*.com\" }"),
+        ),
+        (
+            "a secret in two places",
+            secret("from = \"env:T\"\ninject = { host = \"api.example.com\", header = \"x-key\", query = \"key\" }"),
+        ),
         ("a secret in no place", secret("from = \"env:T\"")),
-        ("a form without a place for the secret", secret("from = \"env:T\"\ninject = { host = \"api.example.com\", header = \"x-key\", format = \"token\" }")),
-        ("a form with a line break", secret("from = \"env:T\"\ninject = { host = \"api.example.com\", header = \"x-key\", format = \"{}\\r\\nx: y\" }")),
-        ("a header that is none", secret("from = \"env:T\"\ninject = { host = \"api.example.com\", header = \"x key\" }")),
-        ("a secret that is given away", secret("from = \"env:T\"\nenv = \"T\"\nexpose = \"env\"")),
-        ("a variable that is none", secret("from = \"env:T\"\nenv = \"A B\"\ninject = { host = \"api.example.com\" }")),
-        ("a secret without a network", "[[credentials]]\nname = \"token\"\nfrom = \"env:T\"\ninject = { host = \"api.example.com\" }\n".to_owned()),
+        (
+            "a form without a place for the secret",
+            secret("from = \"env:T\"\ninject = { host = \"api.example.com\", header = \"x-key\", format = \"token\" }"),
+        ),
+        (
+            "a form with a line break",
+            secret(
+                "from = \"env:T\"\ninject = { host = \"api.example.com\", header = \"x-key\", format = \"{}\\r\\nx: y\" }",
+            ),
+        ),
+        (
+            "a header that is none",
+            secret("from = \"env:T\"\ninject = { host = \"api.example.com\", header = \"x key\" }"),
+        ),
+        (
+            "a secret that is given away",
+            secret("from = \"env:T\"\nenv = \"T\"\nexpose = \"env\""),
+        ),
+        (
+            "a variable that is none",
+            secret("from = \"env:T\"\nenv = \"A B\"\ninject = { host = \"api.example.com\" }"),
+        ),
+        (
+            "a secret without a network",
+            "[[credentials]]\nname = \"token\"\nfrom = \"env:T\"\ninject = { host = \"api.example.com\" }\n".to_owned(),
+        ),
         (
             "two secrets of one name and variable",
-            secret("from = \"env:T\"\nenv = \"T\"\ninject = { host = \"api.example.com\" }\n[[credentials]]\nname = \"token\"\nfrom = \"env:U\"\nenv = \"T\"\ninject = { host = \"api.example.com\", header = \"x-key\" }"),
+            secret(
+                "from = \"env:T\"\nenv = \"T\"\ninject = { host = \"api.example.com\" }\n[[credentials]]\nname = \"token\"\nfrom = \"env:U\"\nenv = \"T\"\ninject = { host = \"api.example.com\", header = \"x-key\" }",
+            ),
         ),
     ];
     let mut golden = String::new();
@@ -114,16 +198,50 @@ fn each_decision_names_its_rule() {
         ("a.b.cdn.example.com:80", None, Verdict::Allow, "cdn"),
         ("secret.cdn.example.com:443", None, Verdict::Deny, "not-this"),
         ("git.example.com:443", Some(("GET", "/team/x")), Verdict::Allow, "repo"),
-        ("git.example.com:443", Some(("PUT", "/team/x")), Verdict::Deny, "builtin:default-deny"),
-        ("git.example.com:443", Some(("GET", "/other")), Verdict::Deny, "builtin:default-deny"),
-        ("git.example.com:443", Some(("GET", "/team/%2e%2e/other")), Verdict::Deny, "builtin:default-deny"),
-        ("git.example.com:443", Some(("GET", "/public/a/info")), Verdict::Allow, "repo"),
-        ("pypi.org:443", Some(("GET", "/simple/six/")), Verdict::Allow, "pypi/index"),
-        ("pypi.org:443", Some(("POST", "/simple/six/")), Verdict::Deny, "builtin:default-deny"),
+        (
+            "git.example.com:443",
+            Some(("PUT", "/team/x")),
+            Verdict::Deny,
+            "builtin:default-deny",
+        ),
+        (
+            "git.example.com:443",
+            Some(("GET", "/other")),
+            Verdict::Deny,
+            "builtin:default-deny",
+        ),
+        (
+            "git.example.com:443",
+            Some(("GET", "/team/%2e%2e/other")),
+            Verdict::Deny,
+            "builtin:default-deny",
+        ),
+        (
+            "git.example.com:443",
+            Some(("GET", "/public/a/info")),
+            Verdict::Allow,
+            "repo",
+        ),
+        (
+            "pypi.org:443",
+            Some(("GET", "/simple/six/")),
+            Verdict::Allow,
+            "pypi/index",
+        ),
+        (
+            "pypi.org:443",
+            Some(("POST", "/simple/six/")),
+            Verdict::Deny,
+            "builtin:default-deny",
+        ),
         ("169.254.169.254:80", None, Verdict::Deny, "builtin:default-deny"),
     ];
     for (target, http, verdict, rule) in cases {
-        assert_eq!(reached(&policy, target, http), (verdict, rule.to_owned()), "{target} {http:?}");
+        assert_eq!(
+            reached(&policy, target, http),
+            (verdict, rule.to_owned()),
+            "{target} {http:?}"
+        );
     }
     for target in ["api.example.com:443", "pypi.org:443"] {
         let none = built_in("default");
@@ -138,32 +256,70 @@ fn a_child_narrows_the_network() {
         "{OPEN}[[credentials]]\nname = \"token\"\nfrom = \"env:T\"\ninject = {{ host = \"api.example.com\" }}\n"
     ));
     let same = child("", &parent).unwrap();
-    assert_eq!((same.network(), same.credentials()), (parent.network(), parent.credentials()));
+    assert_eq!(
+        (same.network(), same.credentials()),
+        (parent.network(), parent.credentials())
+    );
     let less = child("[network]\n[[network.allow]]\nhost = \"x.cdn.example.com\"\n", &parent).unwrap();
     assert_eq!(reached(&less, "x.cdn.example.com:443", None).0, Verdict::Allow);
-    for closed in ["y.cdn.example.com:443", "api.example.com:443", "secret.cdn.example.com:443", "pypi.org:443"] {
+    for closed in [
+        "y.cdn.example.com:443",
+        "api.example.com:443",
+        "secret.cdn.example.com:443",
+        "pypi.org:443",
+    ] {
         assert_eq!(reached(&less, closed, None).0, Verdict::Deny, "{closed}");
     }
     let none = child("[network]\nmode = \"none\"\n", &parent).unwrap();
     assert_eq!((none.network().mode(), none.credentials().len()), (Mode::None, 0));
-    let narrower = child("[network]\n[[network.allow]]\nhost = \"git.example.com\"\nmethods = [\"GET\"]\npath = \"/team/a/\"\n", &parent);
+    let narrower = child(
+        "[network]\n[[network.allow]]\nhost = \"git.example.com\"\nmethods = [\"GET\"]\npath = \"/team/a/\"\n",
+        &parent,
+    );
     assert!(narrower.is_ok(), "{narrower:?}");
     for (wider, message) in [
-        ("[network]\n[[network.allow]]\nhost = \"other.example.com\"\n", "opens what no one rule of policy `t` opens"),
-        ("[network]\n[[network.allow]]\nhost = \"*.example.com\"\n", "opens what no one rule of policy `t` opens"),
-        ("[network]\n[[network.allow]]\nhost = \"api.example.com\"\nport = [443, 8443]\n", "opens what no one rule of policy `t` opens"),
-        ("[network]\n[[network.allow]]\nhost = \"git.example.com\"\n", "opens what no one rule of policy `t` opens"),
-        ("[network]\n[[network.allow]]\nhost = \"git.example.com\"\nmethods = [\"GET\"]\npath = \"/\"\n", "opens what no one rule of policy `t` opens"),
+        (
+            "[network]\n[[network.allow]]\nhost = \"other.example.com\"\n",
+            "opens what no one rule of policy `t` opens",
+        ),
+        (
+            "[network]\n[[network.allow]]\nhost = \"*.example.com\"\n",
+            "opens what no one rule of policy `t` opens",
+        ),
+        (
+            "[network]\n[[network.allow]]\nhost = \"api.example.com\"\nport = [443, 8443]\n",
+            "opens what no one rule of policy `t` opens",
+        ),
+        (
+            "[network]\n[[network.allow]]\nhost = \"git.example.com\"\n",
+            "opens what no one rule of policy `t` opens",
+        ),
+        (
+            "[network]\n[[network.allow]]\nhost = \"git.example.com\"\nmethods = [\"GET\"]\npath = \"/\"\n",
+            "opens what no one rule of policy `t` opens",
+        ),
         ("[network.budgets]\nbytes_up = \"2MiB\"\n", "`2MiB` is wider"),
-        ("[[credentials]]\nname = \"other\"\nfrom = \"env:U\"\ninject = { host = \"api.example.com\" }\n", "is not one of policy `t`"),
-        ("[[credentials]]\nname = \"token\"\nfrom = \"env:U\"\ninject = { host = \"api.example.com\" }\n", "is not one of policy `t`"),
+        (
+            "[[credentials]]\nname = \"other\"\nfrom = \"env:U\"\ninject = { host = \"api.example.com\" }\n",
+            "is not one of policy `t`",
+        ),
+        (
+            "[[credentials]]\nname = \"token\"\nfrom = \"env:U\"\ninject = { host = \"api.example.com\" }\n",
+            "is not one of policy `t`",
+        ),
     ] {
         let problems = child(wider, &parent).unwrap_err();
-        assert!(problems.len() == 1 && problems[0].contains(message), "{wider} {problems:?}");
+        assert!(
+            problems.len() == 1 && problems[0].contains(message),
+            "{wider} {problems:?}"
+        );
     }
     let closed = policy("");
     let problems = child("[network]\nmode = \"proxy\"\n", &closed).unwrap_err();
-    assert!(problems[0].contains("`proxy` is wider than the `none` of policy `t`"), "{problems:?}");
+    assert!(
+        problems[0].contains("`proxy` is wider than the `none` of policy `t`"),
+        "{problems:?}"
+    );
 }
 
 /// The stored form: this must stay readable, and the hash the same, for ever (requirement E4).
@@ -202,7 +358,10 @@ fn every_preset_is_one() {
     for name in ["crates", "debian", "github", "npm", "pypi"] {
         let policy = policy(&format!("[network]\nmode = \"proxy\"\npresets = [\"{name}\"]\n"));
         let rules = policy.network().rules();
-        assert!(!rules.is_empty() && rules.iter().all(|rule| rule.id.as_str().starts_with(name)), "{name}");
+        assert!(
+            !rules.is_empty() && rules.iter().all(|rule| rule.id.as_str().starts_with(name)),
+            "{name}"
+        );
     }
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("presets")).unwrap();
@@ -211,5 +370,8 @@ fn every_preset_is_one() {
     let text = format!("{HEAD}[network]\nmode = \"proxy\"\npresets = [\"mine\"]\n");
     let document = Document::parse("t.toml", &text).unwrap();
     let policy = check(&document, None, &Presets::of(directory.path())).unwrap();
-    assert_eq!(reached(&policy, "my.example.com:443", None), (Verdict::Allow, "mine/it".to_owned()));
+    assert_eq!(
+        reached(&policy, "my.example.com:443", None),
+        (Verdict::Allow, "mine/it".to_owned())
+    );
 }
