@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt;
+use nix::sys::resource::{Resource, getrlimit};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::task::JoinSet;
 
@@ -13,6 +14,7 @@ use super::namespace::{self, Doors, Trust};
 use super::spent::Spent;
 use super::{Borders, Error, Placeholders, Records};
 use crate::egress::ask::Nobody;
+use crate::egress::budget::Budgets;
 use crate::egress::journal::Journal;
 use crate::egress::{Border, Door, Limits, Settings};
 use crate::ids::RunId;
@@ -72,7 +74,14 @@ impl Borders {
             resolver,
             dialer,
             roots,
-            budgets: self.spent.left(whose.run.as_ref(), policy.network().budgets()),
+            budgets: Budgets {
+                concurrent: policy
+                    .network()
+                    .budgets()
+                    .concurrent
+                    .min(share().map_err(Error::Doors)?),
+                ..self.spent.left(whose.run.as_ref(), policy.network().budgets())
+            },
             limits: Limits {
                 authority_time: policy.limits().wall_time + MARGIN,
                 ..Limits::default()
@@ -102,6 +111,12 @@ impl Borders {
             serving: Mutex::new(serving),
         })
     }
+}
+
+/// Connections that one border may have: each takes two descriptors of the server, and one sandbox gets no more than an eighth of all.
+fn share() -> std::io::Result<usize> {
+    let (most, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok(usize::try_from(most / 16).unwrap_or(usize::MAX))
 }
 
 fn broken(error: tokio::task::JoinError) -> Error {
