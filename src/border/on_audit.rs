@@ -18,6 +18,11 @@ use crate::egress::journal::{Decision, Journal, Outcome, Unwritable};
 use crate::store::Store;
 use crate::tasks::Tasks;
 
+/// The action of each decision on the chain.
+pub const DECIDED: &str = "network.decided";
+/// The action of the count of those that are not there one by one.
+pub const UNCOUNTED: &str = "network.uncounted";
+
 /// Decisions that may wait.
 const QUEUE: usize = 8192;
 /// Decisions of one commit.
@@ -155,7 +160,7 @@ fn record(whose: &Whose, steps: &BTreeSet<u32>, decision: &Decision) -> Record {
     Record {
         at: decision.at,
         actor,
-        action: "network.decided".to_owned(),
+        action: DECIDED.to_owned(),
         outcome: outcome.to_owned(),
         ids,
         details,
@@ -188,7 +193,7 @@ async fn write(mut queue: mpsc::Receiver<Entry>, store: Arc<dyn Store>, state: A
         if let Some(last) = records.last().filter(|_| uncounted > 0) {
             let many = Record {
                 actor: "server".to_owned(),
-                action: "network.uncounted".to_owned(),
+                action: UNCOUNTED.to_owned(),
                 outcome: "denied".to_owned(),
                 ids: BTreeMap::new(),
                 details: json!({ "decisions": uncounted }),

@@ -64,6 +64,36 @@ fn a_step_is_told_what_its_network_was_refused() {
         "{decisions:#?}"
     );
 
+    let told = bed.exuvia(&["audit", "network", run]).output().unwrap();
+    let told = stdout(&told);
+    let lines: Vec<&str> = told.lines().filter(|line| !line.contains(" dns ")).collect();
+    assert_eq!(lines.len(), 7, "{told}");
+    assert!(
+        lines[0].contains(" step 2 allowed connect api.example.com:443 GET /v1/x  (rule api, at "),
+        "{told}"
+    );
+    assert!(
+        lines[0].contains("status 200") && lines[0].contains("credential token"),
+        "{told}"
+    );
+    assert!(
+        lines[1].contains(" step 4 denied connect evil.example:443  (rule builtin:default-deny)"),
+        "{told}"
+    );
+    assert!(lines[4].starts_with("in all: "), "{told}");
+    assert_eq!(
+        lines[5..],
+        [
+            "refused 2 x evil.example by builtin:default-deny",
+            "refused 1 x other.example.com by builtin:default-deny"
+        ]
+    );
+    let unknown = bed
+        .exuvia(&["audit", "network", "run_aaaaaaaaaaaaaaaaaaaaaaaaaa"])
+        .output()
+        .unwrap();
+    assert!(!unknown.status.success());
+
     let messages = here(async {
         let server = server(&bed, &[]).await;
         transcript(&mut server.client().await, run).await
