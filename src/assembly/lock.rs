@@ -105,7 +105,11 @@ mod tests {
 
     fn held(data: &Path, process: &Process) -> File {
         let path = data.join("server.lock");
-        let text = format!("pid {}, listening on nothing\n{}\n", process.pid, serde_json::to_string(process).unwrap());
+        let text = format!(
+            "pid {}, listening on nothing\n{}\n",
+            process.pid,
+            serde_json::to_string(process).unwrap()
+        );
         fs::write(&path, text).unwrap();
         let file = fs::File::open(path).unwrap();
         file.try_lock().unwrap();
@@ -118,8 +122,13 @@ mod tests {
         let mut lock = ServerLock::take(data.path()).await.unwrap();
         lock.describe("127.0.0.1:7070".parse().unwrap()).unwrap();
         let refused = ServerLock::take(data.path()).await.unwrap_err();
-        let Error::InUse { holder, .. } = refused else { panic!("{refused:?}") };
-        assert_eq!(holder, format!("pid {}, listening on 127.0.0.1:7070", std::process::id()));
+        let Error::InUse { holder, .. } = refused else {
+            panic!("{refused:?}")
+        };
+        assert_eq!(
+            holder,
+            format!("pid {}, listening on 127.0.0.1:7070", std::process::id())
+        );
         drop(lock);
         ServerLock::take(data.path()).await.unwrap();
     }

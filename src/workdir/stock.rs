@@ -167,7 +167,10 @@ impl Origin {
         }
         let ours = [OWNER, disk::DISK];
         for entry in std::fs::read_dir(path)? {
-            if !ours.iter().any(|name| entry.as_ref().is_ok_and(|entry| entry.file_name() == *name)) {
+            if !ours
+                .iter()
+                .any(|name| entry.as_ref().is_ok_and(|entry| entry.file_name() == *name))
+            {
                 return Ok(false);
             }
         }
@@ -442,7 +445,9 @@ mod tests {
         assert_eq!((dirs.ready(), work.join("taken").exists()), (before + 1, false));
         let mut others = Vec::new();
         let again = loop {
-            let next = dirs.open(&format!("next-{}", others.len()), &limits(500), 90_000).unwrap();
+            let next = dirs
+                .open(&format!("next-{}", others.len()), &limits(500), 90_000)
+                .unwrap();
             match device(&next) == volume {
                 true => break next,
                 false => others.push(next),
@@ -459,7 +464,12 @@ mod tests {
         fs::remove_file(trace).unwrap();
         let volume = device(&gone);
         gone.remove();
-        assert!(dirs.shelves().all.iter().all(|shelf| shelf.ready.iter().all(|dir| device(dir) != volume)));
+        assert!(
+            dirs.shelves()
+                .all
+                .iter()
+                .all(|shelf| shelf.ready.iter().all(|dir| device(dir) != volume))
+        );
         // Of another size there is none, and then there are.
         dirs.open("other", &limits(600), 80_000).unwrap().remove();
         until(|| dirs.ready() == 2 * USUAL + 2).await;
