@@ -3,7 +3,7 @@
 //! `cargo bench --bench service`, as root. What is not installed is named and left out. `EXUVIA_BENCH_ROUNDS` (60) rounds, in
 //! each of which every case runs once, so that all see the same weather; `EXUVIA_BENCH_GAP_MS` (0) between two cases: 0 is a
 //! tight loop, 50 is isolated arrivals. `EXUVIA_BENCH_IMAGE` (`exuvia/python`) is what `docker` is measured with.
-//! `EXUVIA_BENCH_ONLY` runs one part: `latency`, `arrivals`, `rate`, `refill`, `output`, `weight` or `gvisor`. With
+//! `EXUVIA_BENCH_ONLY` runs one part: `latency`, `arrivals`, `rate` (or of it `burst` alone), `refill`, `output`, `weight` or `gvisor`. With
 //! `EXUVIA_BENCH_OTHER` only two builds are compared: this and that program.
 
 #[path = "service/arrivals.rs"]
@@ -54,6 +54,9 @@ fn main() -> Result<()> {
             }
             if asked("rate") {
                 println!("{}", rate::measure().await?);
+            }
+            if only == "burst" {
+                println!("{:.1} a second", rate::burst().await?);
             }
             if asked("refill") {
                 println!("{}", rate::refill().await?);

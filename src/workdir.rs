@@ -122,6 +122,14 @@ impl WorkDir {
         Ground::new(self.path.clone(), disk::workspace(&self.path))
     }
 
+    /// Its sandbox gets it, empty as it is now: should it be just so at the end, nothing was ever written there, and it may be put
+    /// back to where it came from.
+    pub fn mark(&self) {
+        if let Some(origin) = &self.origin {
+            origin.mark(&self.path);
+        }
+    }
+
     /// What its files take up. Blocks.
     ///
     /// # Errors

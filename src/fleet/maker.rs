@@ -126,6 +126,7 @@ impl Maker {
                 Some(revision) => revision,
             };
             let site = self.trees.lay(directory.ground(), revision, Some(owner)).await?;
+            directory.mark();
             let spec = Spec {
                 id,
                 image: shape.image.clone(),

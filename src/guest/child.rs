@@ -4,7 +4,6 @@
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
-use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 
@@ -47,7 +46,8 @@ pub struct Plan {
     filter: Vec<libc::sock_filter>,
     stdin: bool,
     terminal: Option<TerminalSize>,
-    has_oom_score: bool,
+    /// Not on a kernel of the sandbox's own.
+    is_on_linux: bool,
     /// What the process is cast from in place of running a program, and its pages.
     mould: Option<(Mould, OwnedFd)>,
 }
@@ -68,8 +68,21 @@ pub fn fault(code: &str, message: impl Into<String>, errno: Option<Errno>) -> Fa
     }
 }
 
+/// Tells why there is no program, and ends this process.
+fn tell(report: &OwnedFd, fault: &Fault) -> ! {
+    // The shim may be gone: then nobody wants to know. A pipe takes so little whole.
+    let _ = unistd::write(report, &fault.encode_to_vec());
+    sys::exit(127)
+}
+
+/// Most of a name that a fault shows: it must fit its pipe whole, as nobody reads that before the child is gone.
+const SHOWN: usize = 4096;
+
 fn shown(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+    match bytes.get(..SHOWN) {
+        Some(beginning) => format!("{}…", String::from_utf8_lossy(beginning)),
+        None => String::from_utf8_lossy(bytes).into_owned(),
+    }
 }
 
 impl Plan {
@@ -118,7 +131,7 @@ impl Plan {
             filter: filter(&exec.seccomp).ok_or_else(|| bad("no seccomp filter, or not one"))?,
             stdin: exec.stdin,
             terminal: exec.terminal,
-            has_oom_score: !exec.no_oom_score,
+            is_on_linux: !exec.own_kernel,
             mould,
         })
     }
@@ -135,20 +148,33 @@ impl Plan {
         })?;
         let report = unistd::pipe2(OFlag::O_CLOEXEC).map_err(limit)?;
         let shim = Pid::this();
-        match sys::fork().map_err(limit)? {
-            ForkResult::Parent { child } => Ok(Child {
-                pid: child,
-                stdin: wiring.stdin,
-                outputs: wiring.outputs,
-                report: report.0,
+        let child = match self.is_on_linux && self.runs_a_program() {
+            // Neither its memory is copied nor, page by page, what it writes to until then: that costs more than all the rest.
+            true => sys::fork_sharing(|| {
+                let fault = self.become_program(shim, &wiring.theirs);
+                tell(&report.1, &fault)
             }),
-            ForkResult::Child => {
-                let fault = self.become_program(shim, wiring.theirs);
-                // The shim may be gone: then nobody wants to know.
-                let _ = File::from(report.1).write_all(&fault.encode_to_vec());
-                sys::exit(127)
-            }
-        }
+            false => sys::fork().map(|side| match side {
+                ForkResult::Parent { child } => child,
+                ForkResult::Child => {
+                    let prepared = self.prepare(shim, &wiring.theirs);
+                    drop(wiring.theirs);
+                    let fault = prepared.map_or_else(|fault| fault, |()| self.go_on());
+                    tell(&report.1, &fault)
+                }
+            }),
+        };
+        Ok(Child {
+            pid: child.map_err(limit)?,
+            stdin: wiring.stdin,
+            outputs: wiring.outputs,
+            report: report.0,
+        })
+    }
+
+    /// Whether it ends in execve(2): the file plane and what is cast stay in the memory that they were forked with.
+    fn runs_a_program(&self) -> bool {
+        !self.argv.is_empty() && self.mould.is_none()
     }
 
     fn pipes(&self) -> nix::Result<Wiring> {
@@ -180,23 +206,28 @@ impl Plan {
     }
 
     /// Turns this process into the program; comes back only with the reason why it could not.
-    fn become_program(&self, shim: Pid, wiring: [Option<OwnedFd>; 3]) -> Fault {
+    fn become_program(&self, shim: Pid, wiring: &[Option<OwnedFd>; 3]) -> Fault {
         match self.prepare(shim, wiring) {
             Err(fault) => fault,
-            Ok(()) if self.argv.is_empty() => {
-                // Not one descriptor of the agent's, the report included, reaches the file plane.
-                let closed = sys::install_filter(&self.filter).and_then(|()| sys::close_range(3, u32::MAX, false));
-                match closed {
-                    Ok(()) => sys::exit(files::serve_stdio()),
-                    Err(errno) => internal("close descriptors and install the filter")(errno),
-                }
-            }
-            Ok(()) => match &self.mould {
-                Some((mould, memory)) => self.cast(mould, memory),
-                None => match sys::install_filter(&self.filter) {
-                    Ok(()) => self.exec(),
-                    Err(errno) => internal("install the seccomp filter")(errno),
-                },
+            Ok(()) => self.go_on(),
+        }
+    }
+
+    /// What a process that is prepared goes on as.
+    fn go_on(&self) -> Fault {
+        if self.argv.is_empty() {
+            // Not one descriptor of the agent's, the report included, reaches the file plane.
+            let closed = sys::install_filter(&self.filter).and_then(|()| sys::close_range(3, u32::MAX, false));
+            return match closed {
+                Ok(()) => sys::exit(files::serve_stdio()),
+                Err(errno) => internal("close descriptors and install the filter")(errno),
+            };
+        }
+        match &self.mould {
+            Some((mould, memory)) => self.cast(mould, memory),
+            None => match sys::install_filter(&self.filter) {
+                Ok(()) => self.exec(),
+                Err(errno) => internal("install the seccomp filter")(errno),
             },
         }
     }
@@ -209,9 +240,9 @@ impl Plan {
         }
     }
 
-    fn prepare(&self, shim: Pid, wiring: [Option<OwnedFd>; 3]) -> Result<(), Fault> {
+    fn prepare(&self, shim: Pid, wiring: &[Option<OwnedFd>; 3]) -> Result<(), Fault> {
         // A worthy victim: when memory runs out the kernel should take programs, never the agent. May be forbidden.
-        if self.has_oom_score {
+        if self.is_on_linux {
             let _ = std::fs::write("/proc/self/oom_score_adj", "500");
         }
         unistd::setsid().map_err(internal("make a session"))?;
@@ -266,16 +297,11 @@ impl Plan {
     }
 
     fn exec(&self) -> Fault {
-        let mut denied = None;
+        let (mut denied, mut missing) = (None, Vec::new());
         for candidate in &self.candidates {
             match unistd::execve(candidate, &self.argv, &self.env) {
                 Ok(never) => match never {},
-                Err(Errno::ENOENT | Errno::ENOTDIR) => {
-                    if std::path::Path::new(OsStr::from_bytes(candidate.as_bytes())).exists() {
-                        let message = format!("`{}` is there, its interpreter is not", shown(candidate.as_bytes()));
-                        return fault("program_not_executable", message, Some(Errno::ENOENT));
-                    }
-                }
+                Err(Errno::ENOENT | Errno::ENOTDIR) => missing.push(candidate),
                 Err(Errno::EACCES) => denied = Some(candidate),
                 Err(errno) if says_too_large(errno, candidate.as_bytes()) => {
                     let message = "the command with its arguments and environment is too large";
@@ -290,6 +316,11 @@ impl Plan {
                     return fault("program_not_executable", message, Some(errno));
                 }
             }
+        }
+        let is_there = |path: &&CString| std::path::Path::new(OsStr::from_bytes(path.as_bytes())).exists();
+        if let Some(path) = missing.into_iter().find(is_there) {
+            let message = format!("`{}` is there, its interpreter is not", shown(path.as_bytes()));
+            return fault("program_not_executable", message, Some(Errno::ENOENT));
         }
         let name = self.argv.first().map(|name| shown(name.as_bytes())).unwrap_or_default();
         match denied {

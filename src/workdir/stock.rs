@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! DATA/work/sbx_RANDOM   of no sandbox; owner.json names this process from the first, so after `kill -9` it is swept as any other
-//!        │ given to its owner, renamed (what is mounted below moves along); a Mark is taken
+//!        │ given to its owner, renamed (what is mounted below moves along); marked when its sandbox gets it
 //!        ▼
 //! DATA/work/NAME ──▶ the mark is as it was: renamed again, and given to nobody. Else removed
 //! ```
@@ -12,7 +12,7 @@
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -127,15 +127,22 @@ impl Shelves {
     }
 }
 
-/// What one that was handed out was like then.
+/// Where one that was handed out comes from, and what it was like when its sandbox got it.
 #[derive(Debug)]
 pub(super) struct Origin {
     stock: WorkDirs,
     blank: Blank,
-    mark: Mark,
+    mark: OnceLock<Mark>,
 }
 
 impl Origin {
+    pub fn mark(&self, path: &Path) {
+        // One without a mark is not put back.
+        if let Ok(mark) = Mark::of(path) {
+            let _ = self.mark.set(mark);
+        }
+    }
+
     /// Puts the directory at `path` back where nobody has touched it; `false`, and it is to be removed, otherwise.
     pub fn put_back(&self, path: &Path) -> bool {
         if !self.stock.shelves().has_room(self.blank) || !self.is_untouched(path).unwrap_or(false) {
@@ -162,7 +169,7 @@ impl Origin {
     }
 
     fn is_untouched(&self, path: &Path) -> std::io::Result<bool> {
-        if Mark::of(path)? != self.mark {
+        if self.mark.get() != Some(&Mark::of(path)?) {
             return Ok(false);
         }
         let ours = [OWNER, disk::DISK];
@@ -214,12 +221,22 @@ impl WorkDirs {
     /// As [`WorkDir::open`].
     pub fn open(&self, name: &str, limits: &Limits, owner: u32) -> Result<WorkDir, Error> {
         let Inner { data_dir, volumes, .. } = &*self.0;
-        if let Some(blank) = volumes.blank(limits)?
-            && let Some(ahead) = self.take(blank)
-        {
-            return self.hand_out(ahead, blank, &data_dir.join("work").join(name), owner);
-        }
-        WorkDir::open(data_dir, name, volumes, limits, owner)
+        let Some(blank) = volumes.blank(limits)? else {
+            return WorkDir::open(data_dir, name, volumes, limits, owner);
+        };
+        let work = match self.take(blank) {
+            Some(ahead) => ahead.hand_out(&data_dir.join("work").join(name), owner)?,
+            None => WorkDir::open(data_dir, name, volumes, limits, owner)?,
+        };
+        let origin = Origin {
+            stock: self.clone(),
+            blank,
+            mark: OnceLock::new(),
+        };
+        Ok(WorkDir {
+            origin: Some(Arc::new(origin)),
+            ..work
+        })
     }
 
     fn take(&self, blank: Blank) -> Option<WorkDir> {
@@ -236,31 +253,6 @@ impl WorkDirs {
     /// How many are ready, of all sizes.
     pub fn ready(&self) -> usize {
         self.shelves().all.iter().map(|shelf| shelf.ready.len()).sum()
-    }
-
-    /// Gives one that was made ahead to its owner, under its own name.
-    fn hand_out(&self, ahead: WorkDir, blank: Blank, path: &Path, owner: u32) -> Result<WorkDir, Error> {
-        let given = disk::give(&ahead.path, owner)
-            .and_then(|()| std::fs::rename(&ahead.path, path))
-            .and_then(|()| Mark::of(path));
-        match given {
-            Ok(mark) => Ok(WorkDir {
-                path: path.to_owned(),
-                origin: Some(Arc::new(Origin {
-                    stock: self.clone(),
-                    blank,
-                    mark,
-                })),
-            }),
-            Err(source) => {
-                ahead.remove();
-                WorkDir::at(path.to_owned()).remove();
-                Err(Error::Directory {
-                    path: path.to_owned(),
-                    source,
-                })
-            }
-        }
     }
 
     fn make(&self, blank: Blank) -> Result<WorkDir, Error> {
@@ -356,6 +348,23 @@ impl WorkDirs {
     }
 }
 
+impl WorkDir {
+    /// Gives one that was made ahead to its owner, under its own name.
+    fn hand_out(self, path: &Path, owner: u32) -> Result<Self, Error> {
+        let given = disk::give(&self.path, owner).and_then(|()| std::fs::rename(&self.path, path));
+        match given {
+            Ok(()) => Ok(Self::at(path.to_owned())),
+            Err(source) => {
+                self.remove();
+                Err(Error::Directory {
+                    path: path.to_owned(),
+                    source,
+                })
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -440,6 +449,7 @@ mod tests {
         // What nobody touched does, and is as it was.
         let device = |dir: &WorkDir| fs::metadata(dir.workspace()).unwrap().dev();
         let volume = device(&again);
+        again.mark();
         let before = dirs.ready();
         again.remove();
         assert_eq!((dirs.ready(), work.join("taken").exists()), (before + 1, false));
@@ -459,6 +469,7 @@ mod tests {
         }
         // Even where what was written is gone again.
         let gone = dirs.open("gone", &limits(500), 80_000).unwrap();
+        gone.mark();
         let trace = gone.workspace().join("trace");
         fs::write(&trace, "x").unwrap();
         fs::remove_file(trace).unwrap();

@@ -10,10 +10,11 @@
 //! left behind and only then forks the next child. When it goes on too long, or its caller has gone, the whole lane is killed.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -32,7 +33,10 @@ const COOL: Duration = Duration::from_secs(10);
 /// Interpreters started because no lane waited, at once.
 const MAX_COLD: usize = 32;
 /// A sandbox that has run one piece is likely to end: so long nothing is cast for a second one, which is cast when it comes.
-const LULL: Duration = Duration::from_millis(30);
+const LULL: Duration = Duration::from_secs(2);
+/// Who has run so many pieces will run more: an interpreter of the sandbox's own, which forks each next process, takes more
+/// memory than one that is cast, and is ready again sooner.
+const MANY: u64 = 2;
 /// Between two tries to start a lane, and how often in a row it may fail.
 const RETRY: Duration = Duration::from_secs(1);
 const TRIES: u32 = 5;
@@ -93,6 +97,10 @@ struct Shared {
     mould: Mutex<Option<Arc<Mould>>>,
     /// Lanes that wait.
     parked: Mutex<Vec<oneshot::Sender<Job>>>,
+    /// Pieces of code that came.
+    came: AtomicU64,
+    /// One ended for which no lane had waited.
+    ended_cold: Notify,
 }
 
 impl Warm {
@@ -115,6 +123,8 @@ impl Warm {
                     .filter(|_| language == Language::Python && options.fresh == Fresh::Forked),
             ),
             parked: Mutex::default(),
+            came: AtomicU64::new(0),
+            ended_cold: Notify::new(),
         });
         let mut lanes = JoinSet::new();
         if options.lanes == 0 {
@@ -154,6 +164,7 @@ impl Warm {
     pub fn run(&self, code: &str, options: RunOptions) -> Result<Run, Error> {
         check(self.shared.language, code, &options.env)?;
         let (mut job, run) = Job::new(code, options);
+        self.shared.came.fetch_add(1, Ordering::Relaxed);
         loop {
             let lane = locked(&self.shared.parked).pop();
             let Some(lane) = lane else { break };
@@ -201,6 +212,15 @@ impl Shared {
         Ok(Link::start(&self.sandbox, self.language, mode, &self.setting).await?.0)
     }
 
+    /// What waits for the next piece.
+    async fn lane_link(&self) -> Result<Link, Error> {
+        let mode = self.lane_mode();
+        match mode == Mode::Zygote && self.came.load(Ordering::Relaxed) >= MANY {
+            true => Ok(Link::start(&self.sandbox, self.language, mode, &self.setting).await?.0),
+            false => self.link(mode).await,
+        }
+    }
+
     async fn oom_kills(&self) -> Option<u64> {
         Some(self.sandbox.usage().await.ok()?.oom_kills)
     }
@@ -213,7 +233,7 @@ async fn lane(shared: Arc<Shared>, mut first: Option<Link>, mut ready: Option<on
     loop {
         let mut link = match first.take() {
             Some(link) => link,
-            None => match shared.link(shared.lane_mode()).await {
+            None => match shared.lane_link().await {
                 Ok(link) => link,
                 Err(error) => {
                     failed += 1;
@@ -260,7 +280,8 @@ async fn lane(shared: Arc<Shared>, mut first: Option<Link>, mut ready: Option<on
             match serve(&shared, link, job, number, oom_kills).await {
                 Some(again) => link = again,
                 None if is_first_cast => {
-                    sleep(LULL).await;
+                    // Lapsed, or a second one has come and gone.
+                    let _ = timeout(LULL, shared.ended_cold.notified()).await;
                     break;
                 }
                 None => break,
@@ -274,6 +295,7 @@ async fn start_and_serve(shared: Arc<Shared>, job: Job) {
     match shared.link(Mode::Once).await {
         Ok(link) => {
             serve(&shared, link, job, 1, oom_kills).await;
+            shared.ended_cold.notify_one();
         }
         Err(error) => {
             let kernel = lost(crate::error::chain(&error));

@@ -58,9 +58,9 @@ async fn one_that_is_cast_does_what_python_c_does() {
     let Some(bed) = Bed::open("kernel::nursery::one_that_is_cast_does_what_python_c_does").await else {
         return;
     };
-    let warm = bed.cast().await;
+    // One of its own for each piece: who has run a few gets an interpreter that forks.
     for (code, stdout, stderr, want) in LIKE_PYTHON_C {
-        parked(&warm).await;
+        let warm = bed.cast().await;
         let did = run(&warm, code).await;
         assert_eq!(
             (
@@ -72,8 +72,7 @@ async fn one_that_is_cast_does_what_python_c_does() {
             "{code}"
         );
     }
-    parked(&warm).await;
-    let did = run(&warm, "def f(): return nope\nf()").await;
+    let did = run(&bed.cast().await, "def f(): return nope\nf()").await;
     assert_eq!(did.error(), ("NameError", "name 'nope' is not defined"));
     // (code, what it prints): memory, stack, threads, signals, other processes and modules that none has loaded.
     let more = [
@@ -120,8 +119,7 @@ async fn one_that_is_cast_does_what_python_c_does() {
         ),
     ];
     for (code, want) in more {
-        parked(&warm).await;
-        let did = run(&warm, code).await;
+        let did = run(&bed.cast().await, code).await;
         assert_eq!((did.out().as_str(), did.ended().ok), (want, true), "{code}: {did:?}");
     }
     bed.place.close().await;

@@ -80,6 +80,15 @@ pub async fn t5_what_is_missing_is_named(case: &Case) {
         code(sandbox.exec(Command::new(["/workspace/none"])).await),
         "program_not_found"
     );
+    // A name that is longer than a pipe is named by its beginning; it is looked for in every directory of the path.
+    let long = "n".repeat(100 << 10);
+    let result = sandbox.exec(Command::new([long.as_str()])).await;
+    assert!(
+        result
+            .as_ref()
+            .is_err_and(|error| error.to_string().contains(&long[..4000]))
+    );
+    assert_eq!(code(result), "program_not_executable");
     let result = sandbox.exec(Command::new(["true"]).cwd("nowhere")).await;
     assert!(
         result
