@@ -38,7 +38,7 @@ use async_trait::async_trait;
 pub use check::check;
 pub use guard::Guard;
 pub use log::{Denied, Mark, Steps, Whose};
-pub use on_audit::{DECIDED, OnAudit, UNCOUNTED};
+pub use on_audit::{DECIDED, OnAudit, UNCOUNTED, decision_of};
 pub use outside::{BadOutside, Operator};
 pub use placeholder::Placeholders;
 pub use post::{HOW_TO_ASK, Post};

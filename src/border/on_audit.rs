@@ -15,6 +15,7 @@ use super::Records;
 use super::log::Whose;
 use crate::audit::Record;
 use crate::egress::journal::{Decision, Journal, Outcome, Unwritable};
+use crate::egress::rules::RuleId;
 use crate::store::Store;
 use crate::tasks::Tasks;
 
@@ -167,6 +168,42 @@ fn record(whose: &Whose, steps: &BTreeSet<u32>, decision: &Decision) -> Record {
     }
 }
 
+/// The decision that a record is of; `None` for any other, and for one of a build that wrote it otherwise.
+pub fn decision_of(record: &Record) -> Option<Decision> {
+    let details = &record.details;
+    let text = |name: &str| details[name].as_str().map(str::to_owned);
+    let number = |name: &str| details[name].as_u64();
+    let outcome = match record.outcome.as_str() {
+        "allowed" => Outcome::Allowed,
+        "denied" => Outcome::Denied,
+        "cut" => Outcome::Cut,
+        "failed" => Outcome::Failed,
+        _ => return None,
+    };
+    if record.action != DECIDED {
+        return None;
+    }
+    Some(Decision {
+        id: number("number")?,
+        at: record.at,
+        channel: serde_json::from_value(details["channel"].clone()).ok()?,
+        host: text("host")?,
+        port: number("port")?.try_into().ok()?,
+        address: text("address").and_then(|address| address.parse().ok()),
+        method: text("method"),
+        path: text("path"),
+        status: number("status").and_then(|status| status.try_into().ok()),
+        sent: number("bytes_up")?,
+        received: number("bytes_down")?,
+        outcome,
+        rule: RuleId::from(text("rule")?),
+        reason: text("reason")?,
+        credential: text("credential"),
+        credential_version: text("credential_version"),
+        duration: Duration::from_millis(number("duration_ms")?),
+    })
+}
+
 /// Commits what comes until `stop`, and then what is queued once more.
 async fn write(mut queue: mpsc::Receiver<Entry>, store: Arc<dyn Store>, state: Arc<State>, stop: CancellationToken) {
     let mut entries = Vec::new();
@@ -230,4 +267,72 @@ async fn commit(records: Vec<Record>, store: &dyn Store, state: &State, stop: &C
         }
     }
     state.is_stuck.store(false, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::border::Steps;
+    use crate::clock::{System, Timestamp};
+    use crate::egress::journal::Channel;
+    use crate::ids::{RunId, SandboxId};
+    use crate::store::memory::Memory;
+
+    fn decision(id: u64) -> Decision {
+        Decision {
+            id,
+            at: Timestamp(7),
+            channel: Channel::Connect,
+            host: "a.example".to_owned(),
+            port: 443,
+            address: Some([1, 2, 3, 4].into()),
+            method: Some("GET".to_owned()),
+            path: Some("/x".to_owned()),
+            status: Some(200),
+            sent: 1,
+            received: 2,
+            outcome: Outcome::Allowed,
+            rule: RuleId::from("a"),
+            reason: String::new(),
+            credential: Some("token".to_owned()),
+            credential_version: None,
+            duration: Duration::from_millis(3),
+        }
+    }
+
+    /// Each decision is on the chain once it was settled, with the steps in which it began.
+    #[tokio::test]
+    async fn a_decision_is_on_the_chain_with_run_and_step() {
+        let store: Arc<dyn Store> = Arc::new(Memory::new(Arc::new(System)));
+        let records = OnAudit::new(Arc::clone(&store));
+        let whose = Whose {
+            sandbox: SandboxId::from_bits(1),
+            run: Some(RunId::from_bits(2)),
+            steps: Steps::default(),
+        };
+        let journal = records.of(&whose);
+        let step = whose.steps.enter(4);
+        journal.intend(&decision(1)).await.unwrap();
+        drop(step);
+        let _other = whose.steps.enter(5);
+        journal.record(decision(1));
+        let _beside = whose.steps.enter(6);
+        journal.record(decision(2));
+        records.settle().await;
+        let found = store.audit_log(0, 10).await.unwrap();
+        let told: Vec<_> = found
+            .iter()
+            .map(|entry| {
+                (
+                    entry.record.ids.get("step").cloned(),
+                    entry.record.details["steps"].clone(),
+                )
+            })
+            .collect();
+        assert_eq!(told, [(Some("4".to_owned()), json!([4])), (None, json!([5, 6]))]);
+        let first = &found[0].record;
+        assert_eq!(first.ids["run"], whose.run.as_ref().unwrap().to_string());
+        assert_eq!(first.actor, format!("run:{}", whose.run.as_ref().unwrap()));
+        assert_eq!(decision_of(first), Some(decision(1)));
+    }
 }

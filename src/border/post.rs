@@ -19,6 +19,7 @@ use crate::egress::journal::Journal;
 use crate::egress::{Border, Door, Limits, Settings};
 use crate::ids::RunId;
 use crate::policy::Policy;
+use crate::policy::network::Mode;
 use crate::sandbox::Doorway;
 
 /// How long the certificates of a border hold after its sandbox's time is over.
@@ -89,7 +90,7 @@ impl Borders {
             journal: Arc::clone(&log) as Arc<dyn Journal>,
             asker: Arc::new(Nobody),
             clock: Arc::clone(&self.clock),
-            learn: false,
+            learn: policy.network().mode() == Mode::Learn,
             off_limits,
             how_to_ask: HOW_TO_ASK.to_owned(),
         })

@@ -179,7 +179,7 @@ async fn query(args: Query, context: &Context) -> Result<Exit, Error> {
 }
 
 /// Refuses an id that the whole record does not have: it is mistyped, or of other data.
-async fn known(store: &Sqlite, filter: &Filter) -> Result<(), Error> {
+pub(super) async fn known(store: &Sqlite, filter: &Filter) -> Result<(), Error> {
     let alone = |run: &Option<String>, task: &Option<String>, sandbox: &Option<String>| Filter {
         run: run.clone(),
         task: task.clone(),
@@ -223,7 +223,7 @@ fn head(context: &Context) -> Result<Exit, Error> {
 }
 
 /// Opens the store of the data directory, which must be there.
-fn open(context: &Context) -> Result<Sqlite, Error> {
+pub(super) fn open(context: &Context) -> Result<Sqlite, Error> {
     if !Sqlite::exists(&context.data_dir) {
         let message = format!("no data in `{}`", context.data_dir.display());
         return Err(Error::new(Kind::NotFound, message).hint("--data-dir DIR, or EXUVIA_DATA_DIR"));

@@ -1,5 +1,6 @@
 //! `exuvia policy`: check files, explain decisions, show what is in force.
 
+mod propose;
 mod reach;
 
 use std::fmt::Write as _;
@@ -52,6 +53,12 @@ enum Command {
         )]
         arguments: Vec<String>,
     },
+    /// Print the smallest network rules that would have served what a run or a sandbox wanted; most is seen with `mode = "learn"`.
+    Propose {
+        /// A run (`run_…`) or a sandbox (`sbx_…`).
+        #[arg(value_name = "RUN|SANDBOX")]
+        of: String,
+    },
     /// Show a policy as it is in force, with what it inherits, and its hash.
     Show {
         /// Name or file.
@@ -81,6 +88,7 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
             (None, Some(host)) => reach::explain(&policy, &host, request.as_deref(), &context.data_dir)?,
             (None, None) => return Err(Error::new(Kind::Invalid, "give --tool or --connect")),
         },
+        Command::Propose { of } => propose::propose_for(&of, context).await?,
         Command::Show { policy } => {
             let policy = Policies::load(&policy, &context.data_dir)?;
             (Exit::Ok, policy.snapshot(), show(&policy))

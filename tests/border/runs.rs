@@ -7,6 +7,54 @@ use crate::lasting::{here, server};
 use crate::support::script::Script;
 use crate::support::transcript;
 
+/// What a policy lacked is proposed from what was wanted, by exact names, methods and paths.
+#[test]
+fn learning_allows_no_more_and_proposes_what_was_wanted() {
+    let Some(bed) = Bed::new("learning_allows_no_more_and_proposes_what_was_wanted") else {
+        return;
+    };
+    let learning = std::fs::read_to_string(&bed.policy).unwrap();
+    std::fs::write(&bed.policy, learning.replace("mode = \"proxy\"", "mode = \"learn\"")).unwrap();
+    let script = Script::new()
+        .shell(
+            "curl -sS -X POST https://api.example.com/any/x; curl -sS https://other.example.com/closed; \
+             curl -sS http://plain.example.com/p; curl -sS https://evil.example/; curl -sS https://metadata.example.com/; true",
+        )
+        .finish("done");
+    let file = bed.data.path().join("script.jsonl");
+    std::fs::write(&file, script.jsonl()).unwrap();
+    let model = format!("scripted:{}", file.display());
+    let words = [
+        "run",
+        "--json",
+        "--prompt",
+        "go",
+        "--model",
+        &model,
+        "--policy",
+        "net",
+        "--empty-workspace",
+    ];
+    let ran = bed.exuvia(&words).output().unwrap();
+    let object: Value = serde_json::from_str(stdout(&ran).lines().last().unwrap()).unwrap();
+    assert_eq!(bed.internet.requests().len(), 2, "no more than the policy allows");
+    let proposed = bed.exuvia(&["policy", "propose", object["run_id"].as_str().unwrap()]);
+    let text = stdout(&{ proposed }.output().unwrap());
+    let rules: Vec<&str> = text.split("[[network.allow]]\n").skip(1).map(str::trim).collect();
+    assert_eq!(
+        rules,
+        [
+            "host = \"api.example.com\"\nmethods = [\"POST\"]\npath = [\"/any/x\"]",
+            "host = \"evil.example\"",
+            "host = \"other.example.com\"\nmethods = [\"GET\"]\npath = [\"/closed\"]",
+            "host = \"plain.example.com\"\nmethods = [\"GET\"]\npath = [\"/p\"]\nport = 80",
+        ],
+        "{text} {}",
+        said(&ran)
+    );
+    assert!(text.contains("# 1 more were refused"), "{text}");
+}
+
 /// U2, T22: the model reads the rule that the program read, and the reviewer finds it under the same step.
 #[test]
 fn a_step_is_told_what_its_network_was_refused() {

@@ -48,9 +48,6 @@ impl Checker<'_> {
             let message = format!("`{mode}` is wider than the `none` of policy `{}`", parent.name);
             self.problem("/network/mode", message);
         }
-        if mode == Mode::Learn {
-            self.problem("/network/mode", not_yet("`learn`"));
-        }
         for (n, _) in written
             .allow
             .iter()

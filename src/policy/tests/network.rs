@@ -102,10 +102,6 @@ fn what_would_be_a_hole_is_refused_with_its_place() {
             "[network]\nmode = \"proxy\"\npresets = [\"pipy\", \"../etc\"]\n".to_owned(),
         ),
         (
-            "modes that are not enforced",
-            "[network]\nmode = \"learn\"\n".to_owned(),
-        ),
-        (
             "a mode that there is not",
             "[network]\nmode = \"transparent\"\n".to_owned(),
         ),
