@@ -80,6 +80,7 @@
 //!  bin ─▶ cli ─▶ api ─────▶ run ─▶ tool, model, sandbox, workspace, task ─▶ policy, audit, secret ─▶ store ─▶ ids, clock, error
 //!          │      └───────▶ fleet ─▶ sandbox, workdir, workspace ──────────▶ policy, audit, store
 //!          └──▶ assembly ──▶ both               └─▶ wire ◀─ guest, forge
+//!               run, fleet ─▶ border ─▶ egress, policy, sandbox, audit
 //! ```
 //!
 //! Down only, with one agreed exception: `store` keeps the journal entries, tree ids and audit records of the modules above it

@@ -47,7 +47,7 @@ fn learning_allows_no_more_and_proposes_what_was_wanted() {
             "host = \"api.example.com\"\nmethods = [\"POST\"]\npath = [\"/any/x\"]",
             "host = \"evil.example\"",
             "host = \"other.example.com\"\nmethods = [\"GET\"]\npath = [\"/closed\"]",
-            "host = \"plain.example.com\"\nmethods = [\"GET\"]\npath = [\"/p\"]\nport = 80",
+            "host = \"plain.example.com\"\nport = 80\nmethods = [\"GET\"]\npath = [\"/p\"]",
         ],
         "{text} {}",
         said(&ran)

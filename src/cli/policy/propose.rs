@@ -85,9 +85,11 @@ fn form(rule: &Rule) -> Value {
         Target::Host(pattern) => form.insert("host".to_owned(), pattern.to_string().into()),
         Target::Cidr(net) => form.insert("cidr".to_owned(), net.to_string().into()),
     };
-    if rule.ports != [443] {
-        form.insert("port".to_owned(), rule.ports.clone().into());
-    }
+    match rule.ports.as_slice() {
+        [443] => None,
+        [port] => form.insert("port".to_owned(), (*port).into()),
+        ports => form.insert("port".to_owned(), ports.into()),
+    };
     if !rule.methods.is_empty() {
         form.insert("methods".to_owned(), rule.methods.clone().into());
     }
