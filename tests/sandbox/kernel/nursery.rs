@@ -8,7 +8,7 @@ use exuvia::sandbox::kernel::{Error, Fresh, Language, RunOptions, Warm, WarmOpti
 use exuvia::sandbox::mould::Mould;
 use exuvia::sandbox::{Cause, Sandbox, Usage};
 
-use super::warm::{LIKE_PYTHON_C, cause, parked, run};
+use super::warm::{LIKE_PYTHON_C, cause, parked, run, what_a_killed_piece_used_is_told};
 use super::{Did, LIMIT, Place, finish};
 use crate::support::{sh, skip};
 
@@ -267,6 +267,15 @@ async fn one_that_waits_is_charged_to_its_sandbox_and_ends_with_it() {
     parked(&warm).await;
     bed.place.close().await;
     assert_eq!(bed.place.bench.traces(sandbox.id()), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_one_used_is_told() {
+    let Some(bed) = Bed::open("kernel::nursery::what_a_killed_one_used_is_told").await else {
+        return;
+    };
+    what_a_killed_piece_used_is_told(&bed.cast().await).await;
+    bed.place.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

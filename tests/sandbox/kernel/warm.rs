@@ -228,6 +228,69 @@ async fn many_at_once_time_limits_and_memory() {
     place.close().await;
 }
 
+/// What a piece used is told however it ended, and is its own: the one before used more of everything. So whether it was
+/// forked, cast or started.
+pub(super) async fn what_a_killed_piece_used_is_told(warm: &Warm) {
+    const BURN: &str = "import os, time\ndef burn(seconds, mib):\n  x = bytearray(mib << 20); end = time.process_time() + seconds\n  while time.process_time() < end: pass\n  return x\n";
+    let many = Duration::from_secs(60);
+    // (code, its time, seconds and MiB at least, and less than that)
+    let pieces = [
+        ("burn(0.6, 64)", many, (600, 64), (2_000, 100)),
+        ("burn(0.2, 24); os.kill(os.getpid(), 9)", many, (200, 24), (550, 60)),
+        ("burn(0.2, 24); os._exit(3)", many, (200, 24), (550, 60)),
+        (
+            "x = burn(0.1, 24)\nwhile True: pass",
+            Duration::from_millis(400),
+            (150, 24),
+            (550, 60),
+        ),
+    ];
+    for (code, timeout, (cpu, rss), (less_cpu, less_rss)) in pieces {
+        parked(warm).await;
+        let options = RunOptions {
+            timeout: Some(timeout),
+            ..RunOptions::default()
+        };
+        let did = finish(warm.run(&format!("{BURN}{code}"), options).unwrap()).await;
+        let kernel = did.ended().kernel.as_ref().unwrap();
+        let used = (kernel.cpu.as_millis(), kernel.max_rss_bytes >> 20);
+        assert!((cpu..less_cpu).contains(&used.0), "{code}: {kernel:?}");
+        assert!((rss..less_rss).contains(&used.1), "{code}: {kernel:?}");
+    }
+    parked(warm).await;
+    let did = run(warm, "hog = []\nwhile True: hog.append(bytearray(1 << 20))").await;
+    let kernel = did.ended().kernel.as_ref().unwrap();
+    let Cause::OutOfMemory {
+        limit_bytes,
+        peak_bytes,
+    } = kernel.cause
+    else {
+        panic!("{kernel:?}")
+    };
+    assert_eq!(limit_bytes, 128 << 20);
+    assert!(peak_bytes > 100 << 20 && kernel.max_rss_bytes > 64 << 20, "{kernel:?}");
+    assert!(
+        kernel.pressure.oom_kills > 0 && kernel.pressure.pids_limit > 0,
+        "{kernel:?}"
+    );
+    assert!(!kernel.cpu.is_zero(), "{kernel:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_piece_used_is_told_forked_or_started() {
+    let test = "kernel::warm::what_a_killed_piece_used_is_told_forked_or_started";
+    let Some(place) = Place::open(test).await else {
+        return;
+    };
+    for fresh in [Fresh::Forked, Fresh::Executed] {
+        let Some(warm) = start(test, &place, Language::Python, fresh).await else {
+            return;
+        };
+        what_a_killed_piece_used_is_told(&warm).await;
+    }
+    place.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_languages_have_fresh_processes_too() {
     let test = "kernel::warm::other_languages_have_fresh_processes_too";
