@@ -20,6 +20,9 @@ Exit codes:
 /// The stable reason of a disk that is full, as a server gives it.
 pub const DISK_FULL: &str = "DISK_FULL";
 
+/// The reason of work that an interrupt ended, and that left nothing.
+pub const INTERRUPTED: &str = "INTERRUPTED";
+
 /// How a command ended, as its exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
@@ -92,6 +95,22 @@ impl Error {
         Self::new(kind, crate::error::chain(error))
     }
 
+    /// Something here that could not be written: a disk that is full, a place where nobody may, or one that is not there.
+    pub fn local(doing: &str, error: &std::io::Error) -> Self {
+        use std::io::ErrorKind as Io;
+        let (kind, reason) = match error.kind() {
+            Io::StorageFull | Io::QuotaExceeded => (Kind::Exhausted, Some(DISK_FULL.to_owned())),
+            Io::PermissionDenied | Io::ReadOnlyFilesystem => (Kind::Denied, None),
+            Io::AlreadyExists | Io::NotADirectory | Io::IsADirectory => (Kind::Exists, None),
+            Io::NotFound => (Kind::Invalid, None),
+            _ => (Kind::Unavailable, None),
+        };
+        Self {
+            reason,
+            ..Self::new(kind, format!("{doing}: {error}"))
+        }
+    }
+
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
@@ -100,6 +119,9 @@ impl Error {
     pub fn exit(&self) -> Exit {
         if self.reason.as_deref() == Some(DISK_FULL) {
             return Exit::DiskFull;
+        }
+        if self.reason.as_deref() == Some(INTERRUPTED) {
+            return Exit::Passed(130);
         }
         match self.kind {
             Kind::Invalid => Exit::Usage,
@@ -143,5 +165,20 @@ mod tests {
         assert_eq!(error.exit(), Exit::Unavailable);
         error.reason = Some(DISK_FULL.to_owned());
         assert_eq!(error.exit(), Exit::DiskFull);
+        let of = |errno| Error::local("cannot copy `a`", &std::io::Error::from_raw_os_error(errno));
+        for (errno, exit) in [
+            (nix::libc::ENOSPC, Exit::DiskFull),
+            (nix::libc::EDQUOT, Exit::DiskFull),
+            (nix::libc::EACCES, Exit::Refused),
+            (nix::libc::EROFS, Exit::Refused),
+            (nix::libc::ENOENT, Exit::Usage),
+            (nix::libc::EIO, Exit::Unavailable),
+        ] {
+            assert_eq!(of(errno).exit(), exit, "{errno}");
+        }
+        assert_eq!(
+            of(nix::libc::ENOSPC).message,
+            "cannot copy `a`: No space left on device (os error 28)"
+        );
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::input::Sequence;
 use super::life::span;
 use super::screen::Places;
 use super::stream::{End, Link, Passed, Passing, Session};
@@ -22,11 +23,11 @@ Output and exit code are the command's own; what else ended it is said on stderr
   124  its time was up                 126  it cannot be executed (or --workdir cannot be entered)
   125  no answer from a sandbox        127  there is no such program
   137  out of memory, or killed        128+N  it died of signal N
-  130  you left it (Ctrl-] and then `.` with -it; the fourth Ctrl-C without)
+  130  you left it (Ctrl-P Ctrl-Q, or Ctrl-] and then `.`, with -it; the fourth Ctrl-C without)
 
 Ctrl-C goes to the command: as a key with -it, else as SIGINT; the second one sends SIGTERM and the
 third SIGKILL to all its processes. When the connection breaks it is taken up again where it broke:
-with `--on-disconnect keep` the command goes on meanwhile.
+with `--on-disconnect keep` the command goes on meanwhile, and when you leave it by --detach-keys.
 
   exuvia sandbox exec sbx_… -- make test
   exuvia sandbox exec -it sbx_… -- bash
@@ -72,6 +73,9 @@ pub(super) struct Exec {
     /// What becomes of it when the connection ends [default: kill; keep with --detach].
     #[arg(long, value_name = "WHAT")]
     on_disconnect: Option<OnDisconnect>,
+    /// Leave it by these keys, with -it; empty: by none [default: `ctrl-p,ctrl-q`, and `ctrl-],.`].
+    #[arg(long, value_name = "KEYS")]
+    detach_keys: Option<Sequence>,
     /// The command and its arguments.
     #[arg(trailing_var_arg = true, required = true)]
     command: Vec<OsString>,
@@ -94,7 +98,8 @@ impl From<OnDisconnect> for proto::OnDisconnect {
 
 pub(super) const ATTACH_NOTES: &str = "\
 Output, exit code and keys are as with `exec`: a Ctrl-C or SIGTERM goes on to the command. To leave it
-running, end this process by SIGHUP (close its terminal) or, with -t, press Ctrl-] and then `.`.
+running, press Ctrl-P Ctrl-Q, or Ctrl-] and then `.`, with -it (or what --detach-keys says), or end this
+process by SIGHUP (close its terminal).
 
   exuvia sandbox attach sbx_… exe_…                        all that is kept of its output, then what comes
   exuvia sandbox attach --from 4096 sbx_… exe_…            without the first 4096 bytes of standard output";
@@ -117,6 +122,9 @@ pub(super) struct Attach {
     /// It has a pseudo-terminal: use this one raw, and tell it its size.
     #[arg(long, short = 't')]
     tty: bool,
+    /// Leave it by these keys, with -it; empty: by none [default: `ctrl-p,ctrl-q`, and `ctrl-],.`].
+    #[arg(long, value_name = "KEYS")]
+    detach_keys: Option<Sequence>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -203,6 +211,7 @@ pub(super) async fn exec(args: Exec, server: &str, context: &Context) -> Result<
         return detach(args, server, context).await;
     }
     let keeps = args.on_disconnect == Some(OnDisconnect::Keep);
+    let detach_keys = args.detach_keys.clone().map_or_else(Sequence::usual, |keys| vec![keys]);
     let sandbox = args.id.clone();
     let started = async {
         let start = args.start()?;
@@ -220,6 +229,7 @@ pub(super) async fn exec(args: Exec, server: &str, context: &Context) -> Result<
         exec,
         places: Places::default(),
         passing,
+        detach_keys,
     };
     Ok(follow(session, link, keeps).await.give(context))
 }
@@ -265,6 +275,7 @@ pub(super) async fn attach(args: Attach, server: &str, context: &Context) -> Res
             stdin: args.stdin,
             terminal: args.tty,
         },
+        detach_keys: args.detach_keys.map_or_else(Sequence::usual, |keys| vec![keys]),
     };
     Ok(follow(session, link, true).await.give(context))
 }
