@@ -8,7 +8,7 @@ use exuvia::sandbox::kernel::{Error, Fresh, Language, RunOptions, Warm, WarmOpti
 use exuvia::sandbox::mould::Mould;
 use exuvia::sandbox::{Cause, Sandbox, Usage};
 
-use super::warm::{LIKE_PYTHON_C, cause, parked, run, what_a_killed_piece_used_is_told};
+use super::warm::{cause, is_like_python_c, parked, run, what_a_killed_piece_used_is_told};
 use super::{Did, LIMIT, Place, finish};
 use crate::support::{sh, skip};
 
@@ -59,22 +59,7 @@ async fn one_that_is_cast_does_what_python_c_does() {
         return;
     };
     let warm = bed.cast().await;
-    for (code, stdout, stderr, want) in LIKE_PYTHON_C {
-        parked(&warm).await;
-        let did = run(&warm, code).await;
-        assert_eq!(
-            (
-                did.out().as_str(),
-                String::from_utf8_lossy(&did.stderr).as_ref(),
-                cause(&did)
-            ),
-            (stdout, stderr, want.clone()),
-            "{code}"
-        );
-    }
-    parked(&warm).await;
-    let did = run(&warm, "def f(): return nope\nf()").await;
-    assert_eq!(did.error(), ("NameError", "name 'nope' is not defined"));
+    is_like_python_c(&warm, "cast").await;
     // (code, what it prints): memory, stack, threads, signals, other processes and modules that none has loaded.
     let more = [
         (IS_CAST, "True\n"),

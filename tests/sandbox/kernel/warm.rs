@@ -47,8 +47,30 @@ pub(super) async fn parked(warm: &Warm) {
     tokio::time::timeout(LIMIT, wait).await.expect("a lane is ready again");
 }
 
+/// Whatever its processes come from, they do what `python3 -c` does.
+pub(super) async fn is_like_python_c(warm: &Warm, what: &str) {
+    for (code, stdout, stderr, want) in LIKE_PYTHON_C {
+        parked(warm).await;
+        let did = run(warm, code).await;
+        let said = String::from_utf8_lossy(&did.stderr);
+        assert_eq!(
+            (did.out().as_str(), said.as_ref(), cause(&did)),
+            (stdout, stderr, want.clone()),
+            "{what}: {code}"
+        );
+        assert_eq!(did.ended().ok, want == Cause::Exited { code: 0 }, "{what}: {code}");
+    }
+    parked(warm).await;
+    let did = run(warm, "def f(): return nope\nf()").await;
+    assert_eq!(did.error(), ("NameError", "name 'nope' is not defined"), "{what}");
+    assert!(
+        did.errors[0].2.contains("    def f(): return nope\n"),
+        "{what}: {did:?}"
+    );
+}
+
 /// (code, standard output, standard error, cause)
-pub(super) const LIKE_PYTHON_C: [(&str, &str, &str, Cause); 11] = [
+const LIKE_PYTHON_C: [(&str, &str, &str, Cause); 11] = [
     ("print(6 * 7)", "42\n", "", Cause::Exited { code: 0 }),
     (
         "import sys; print(sys.argv, __name__); sys.exit(7)",
@@ -112,24 +134,7 @@ async fn forked_and_executed_are_alike() {
         let Some(warm) = start(test, &place, Language::Python, fresh).await else {
             return;
         };
-        for (code, stdout, stderr, want) in LIKE_PYTHON_C {
-            parked(&warm).await;
-            let did = run(&warm, code).await;
-            assert_eq!(
-                (
-                    did.out().as_str(),
-                    String::from_utf8_lossy(&did.stderr).as_ref(),
-                    cause(&did)
-                ),
-                (stdout, stderr, want.clone()),
-                "{fresh:?}: {code}"
-            );
-            assert_eq!(did.ended().ok, want == Cause::Exited { code: 0 }, "{fresh:?}: {code}");
-        }
-        parked(&warm).await;
-        let did = run(&warm, "def f(): return nope\nf()").await;
-        assert_eq!(did.error(), ("NameError", "name 'nope' is not defined"));
-        assert!(did.errors[0].2.contains("    def f(): return nope\n"), "{did:?}");
+        is_like_python_c(&warm, &format!("{fresh:?}")).await;
         parked(&warm).await;
         assert_eq!(run(&warm, "x = 5; x + 1").await.value().as_deref(), Some("6"));
     }
@@ -235,14 +240,14 @@ pub(super) async fn what_a_killed_piece_used_is_told(warm: &Warm) {
     let many = Duration::from_secs(60);
     // (code, its time, seconds and MiB at least, and less than that)
     let pieces = [
-        ("burn(0.6, 64)", many, (600, 64), (2_000, 100)),
-        ("burn(0.2, 24); os.kill(os.getpid(), 9)", many, (200, 24), (550, 60)),
-        ("burn(0.2, 24); os._exit(3)", many, (200, 24), (550, 60)),
+        ("x = burn(0.6, 64)", many, (600, 64), (2_000, 100)),
+        ("x = burn(0.2, 24); os.kill(os.getpid(), 9)", many, (200, 24), (550, 60)),
+        ("x = burn(0.2, 24); os._exit(3)", many, (200, 24), (550, 60)),
         (
             "x = burn(0.1, 24)\nwhile True: pass",
-            Duration::from_millis(400),
-            (150, 24),
-            (550, 60),
+            Duration::from_secs(1),
+            (80, 24),
+            (1_200, 60),
         ),
     ];
     for (code, timeout, (cpu, rss), (less_cpu, less_rss)) in pieces {
