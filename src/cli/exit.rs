@@ -50,21 +50,27 @@ pub enum Exit {
     Passed(u8),
 }
 
+impl Exit {
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Ok => 0,
+            Self::Failed => 1,
+            Self::Usage => 2,
+            Self::Exhausted => 3,
+            Self::Cancelled => 4,
+            Self::Parked => 5,
+            Self::Refused => 6,
+            Self::Unavailable => 7,
+            Self::DiskFull => 8,
+            Self::Internal => 70,
+            Self::Passed(code) => code,
+        }
+    }
+}
+
 impl From<Exit> for std::process::ExitCode {
     fn from(exit: Exit) -> Self {
-        Self::from(match exit {
-            Exit::Ok => 0,
-            Exit::Failed => 1,
-            Exit::Usage => 2,
-            Exit::Exhausted => 3,
-            Exit::Cancelled => 4,
-            Exit::Parked => 5,
-            Exit::Refused => 6,
-            Exit::Unavailable => 7,
-            Exit::DiskFull => 8,
-            Exit::Internal => 70,
-            Exit::Passed(code) => code,
-        })
+        Self::from(exit.code())
     }
 }
 

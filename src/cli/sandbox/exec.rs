@@ -210,7 +210,7 @@ pub(super) async fn exec(args: Exec, server: &str, context: &Context) -> Result<
     if args.detach {
         return detach(args, server, context).await;
     }
-    let keeps = args.on_disconnect == Some(OnDisconnect::Keep);
+    let keeps = args.on_disconnect.unwrap_or(OnDisconnect::Kill);
     let detach_keys = args.detach_keys.clone().map_or_else(Sequence::usual, |keys| vec![keys]);
     let sandbox = args.id.clone();
     let started = async {
@@ -231,7 +231,7 @@ pub(super) async fn exec(args: Exec, server: &str, context: &Context) -> Result<
         passing,
         detach_keys,
     };
-    Ok(follow(session, link, keeps).await.give(context))
+    Ok(follow(session, link, Some(keeps)).await.give(context))
 }
 
 /// What started is there for others: its exit code is not ours to pass on.
@@ -277,10 +277,11 @@ pub(super) async fn attach(args: Attach, server: &str, context: &Context) -> Res
         },
         detach_keys: args.detach_keys.map_or_else(Sequence::usual, |keys| vec![keys]),
     };
-    Ok(follow(session, link, true).await.give(context))
+    Ok(follow(session, link, None).await.give(context))
 }
 
-async fn follow(session: Session, link: Link, keeps: bool) -> Report {
+/// `keeps`: what becomes of it when somebody leaves, as far as that is known here.
+async fn follow(session: Session, link: Link, keeps: Option<OnDisconnect>) -> Report {
     let (sandbox, exec) = (session.sandbox.clone(), session.exec.clone());
     let mut object = json!({ "sandbox_id": sandbox, "exec_id": exec });
     let Passed { end, is_mid_line } = session.follow(link).await;
@@ -292,11 +293,15 @@ async fn follow(session: Session, link: Link, keeps: bool) -> Report {
             (Verdict::ended(&ended), verdict::pressure(&ended))
         }
         End::NobodyReads => (Verdict::output_closed(), Vec::new()),
+        End::Unwritten(error) => (Verdict::unwritten(&error), Vec::new()),
         End::Left => {
             object["cause"] = json!({ "type": "left" });
             let note = match keeps {
-                true => format!("it goes on: exuvia sandbox attach {sandbox} {exec}"),
-                false => "it ends with the connection".to_owned(),
+                Some(OnDisconnect::Keep) => format!("it goes on: exuvia sandbox attach {sandbox} {exec}"),
+                Some(OnDisconnect::Kill) => "it ends with the connection".to_owned(),
+                None => format!(
+                    "it goes on, unless it was started to end with its connection: exuvia sandbox attach {sandbox} {exec}"
+                ),
             };
             (Verdict::left(), vec![note])
         }

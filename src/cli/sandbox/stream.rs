@@ -120,6 +120,8 @@ pub(super) enum End {
     Ended(proto::ExecEnded),
     /// Whoever read the output has gone, and the command was killed for it.
     NobodyReads,
+    /// Output could not be written here; if it ran still, the command was killed for it.
+    Unwritten(std::io::Error),
     /// The person left; the command goes on, or ends, as it was told at its start.
     Left,
     Failed(Error),
@@ -228,16 +230,20 @@ impl Session {
         let end = self.pass(&mut pump, link).await;
         // What came is written out, unless somebody here has had enough.
         pump.pieces = None;
-        let is_mid_line = loop {
+        let (is_mid_line, failed) = loop {
             tokio::select! {
-                written = writer.join_next() => break matches!(written, Some(Ok(written)) if written.is_mid_line),
+                written = writer.join_next() => break match written {
+                    Some(Ok(written)) => (written.is_mid_line, written.failed),
+                    Some(Err(_)) | None => (false, None),
+                },
                 told = pump.signals.next() => match told {
-                    Told::Stop { .. } | Told::HangUp => break true,
+                    Told::Stop { .. } | Told::HangUp => break (true, None),
                     Told::Resized => {}
                 },
             }
         };
         drop(raw);
+        let end = failed.map_or(end, End::Unwritten);
         Passed { end, is_mid_line }
     }
 

@@ -72,6 +72,39 @@ fn a_copy_to_a_full_disk_says_so_and_leaves_nothing() {
     assert_eq!(fs::read_to_string(small.0.join("large")).unwrap(), "mine");
 }
 
+/// However little it is, and however the command ends.
+#[test]
+fn output_that_cannot_be_written_is_told() {
+    let Some(desk) = Desk::new("output_that_cannot_be_written_is_told") else {
+        return;
+    };
+    let served = crate::served::Served::tidy(&desk);
+    let made = served.sandbox(&desk, &["create"]);
+    let id = made.stdout.trim_end();
+    let full = || File::options().write(true).open("/dev/full").unwrap();
+    for words in [
+        vec!["sandbox", "exec", id, "--", "echo", "hi"],
+        vec!["sandbox", "run", "--", "echo", "hi"],
+        vec!["sandbox", "run", "--", "sh", "-c", "while echo hi; do :; done"],
+    ] {
+        let mut command = desk.plain(&words);
+        let done = command
+            .env("EXUVIA_SERVER", &served.url)
+            .stdout(full())
+            .output()
+            .unwrap();
+        let said = String::from_utf8(done.stderr).unwrap();
+        assert_eq!(
+            (done.status.code(), said.as_str()),
+            (
+                Some(8),
+                "exuvia: cannot write the output: No space left on device (os error 28)\n"
+            ),
+            "{words:?}"
+        );
+    }
+}
+
 #[test]
 fn standard_output_that_is_full_is_no_success() {
     let desk = Desk::bare();
