@@ -22,6 +22,7 @@ use crate::sandbox::{self, BackendName, Identity, ImageRef, Isolation, Limits, S
 use crate::store::{self, RunRecord, Store};
 use crate::task::Task;
 use crate::tool::registry::Registry;
+use crate::tool::world::Blame;
 use crate::tool::{self, ToolResult};
 use crate::workdir::{self, WorkDir, WorkDirs};
 use crate::workspace::overlay::{Look, Reading, Site};
@@ -66,6 +67,20 @@ impl Error {
         }
     }
 
+    /// Whose doing it is that a step was lost.
+    pub fn blame(&self) -> Blame {
+        match self {
+            Self::Lost(lost) => lost.blame,
+            Self::Sandbox(_)
+            | Self::Workspace(_)
+            | Self::Store(_)
+            | Self::Filter(_)
+            | Self::Isolation { .. }
+            | Self::Directory(_)
+            | Self::Full { .. } => Blame::Host,
+        }
+    }
+
     /// Stable code for [`crate::error::Fault`].
     pub fn code(&self) -> &'static str {
         match self {
@@ -76,6 +91,7 @@ impl Error {
                 "isolation_unavailable"
             }
             Self::Sandbox(sandbox::Error::Image { .. }) => "image",
+            Self::Lost(lost) if lost.blame == Blame::Program => "sandbox_exhausted",
             Self::Sandbox(_) | Self::Lost(_) => "sandbox_lost",
             Self::Workspace(workspace::Error::Limit { .. }) => "workspace_limit",
             Self::Workspace(_) | Self::Directory(_) => "workspace",
