@@ -144,7 +144,7 @@ pub async fn build(store: &Store, plan: &Plan, name: &Name, now: Timestamp, job:
             let mut script = Command::new(plan.folder.join("build.sh"));
             script.arg(out).env("EXUVIA_TAR_ONLY", "1");
             script.env("EXUVIA_EXTRA_PACKAGES", plan.packages.join(","));
-            run(script, out, job).await?;
+            run(builder, script, out, job).await?;
             options.config = config(&plan.folder)?;
             Source::Tar(out.join("rootfs.tar.zst"))
         }
@@ -152,11 +152,11 @@ pub async fn build(store: &Store, plan: &Plan, name: &Name, now: Timestamp, job:
             let id = out.join("id");
             let mut built = Command::new("docker");
             built.args(["build", "--iidfile"]).arg(&id).arg(&plan.folder);
-            run(built, out, job).await?;
+            run(builder, built, out, job).await?;
             let archive = out.join("image.tar");
             let mut saved = Command::new("docker");
             saved.args(["save", "--output"]).arg(&archive).arg(image_id(&id)?);
-            run(saved, out, job).await?;
+            run(builder, saved, out, job).await?;
             Source::Archive {
                 path: archive,
                 tag: None,
@@ -166,14 +166,14 @@ pub async fn build(store: &Store, plan: &Plan, name: &Name, now: Timestamp, job:
             let id = out.join("id");
             let mut built = Command::new("buildah");
             built.args(["build", "--iidfile"]).arg(&id).arg(&plan.folder);
-            run(built, out, job).await?;
+            run(builder, built, out, job).await?;
             let archive = out.join("image.tar");
             let mut saved = Command::new("buildah");
             saved
                 .arg("push")
                 .arg(image_id(&id)?)
                 .arg(format!("oci-archive:{}", archive.display()));
-            run(saved, out, job).await?;
+            run(builder, saved, out, job).await?;
             Source::Archive {
                 path: archive,
                 tag: None,
@@ -257,17 +257,22 @@ impl Drop for Group {
 /// How long what a builder said last may take to come, and its processes to go once it was ended.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
-/// The builder as it is run: ended when this process ends, however that does. As root it has its own processes and mounts
-/// besides, which the kernel takes away with it, so that nothing of theirs outlives an interrupt or a SIGKILL.
-fn held(builder: &std::process::Command) -> Command {
+/// The program as it is run: ended when this process ends, however that does. One that builds here, as root, has its own
+/// processes and mounts besides, which the kernel takes away with it, so that nothing of theirs outlives an interrupt or a
+/// SIGKILL. What an engine builds is the engine's, and ends with its client.
+fn held(builder: Builder, program: &std::process::Command) -> Command {
     let mut command = Command::new("setpriv");
     // Of the thread that starts it: one that drives the runtime, and ends with it.
     command.args(["--pdeathsig", "KILL"]);
-    if nix::unistd::geteuid().is_root() {
+    let builds_here = match builder {
+        Builder::Mmdebstrap | Builder::Buildah => nix::unistd::geteuid().is_root(),
+        Builder::Docker => false,
+    };
+    if builds_here {
         command.args(["unshare", "--pid", "--mount-proc", "--kill-child"]);
     }
-    command.arg(builder.get_program()).args(builder.get_args());
-    for (name, value) in builder.get_envs() {
+    command.arg(program.get_program()).args(program.get_args());
+    for (name, value) in program.get_envs() {
         match value {
             Some(value) => command.env(name, value),
             None => command.env_remove(name),
@@ -277,10 +282,11 @@ fn held(builder: &std::process::Command) -> Command {
 }
 
 /// Runs a builder to its end, with `scratch` for what it leaves lying about. What it says is told line by line.
-async fn run(builder: Command, scratch: &Path, job: &Job) -> Result<(), super::Error> {
-    let program = builder.as_std().get_program().to_string_lossy().into_owned();
+async fn run(builder: Builder, command: Command, scratch: &Path, job: &Job) -> Result<(), super::Error> {
+    let command = command.as_std();
+    let program = command.get_program().to_string_lossy();
     let failed = |how: String| Error::Failed {
-        program: program.clone(),
+        program: program.clone().into_owned(),
         how,
     };
     let broken = |error: io::Error| failed(format!("cannot be started: {error}"));
@@ -290,7 +296,7 @@ async fn run(builder: Command, scratch: &Path, job: &Job) -> Result<(), super::E
     let said = Receiver::from_owned_fd(ours.into()).map_err(broken)?;
     let mut listener = JoinSet::new();
     listener.spawn(listen(said, job.clone()));
-    let mut child = held(builder.as_std())
+    let mut child = held(builder, command)
         .env("TMPDIR", &temporary)
         .stdin(Stdio::null())
         .stdout(theirs.try_clone().map_err(broken)?)
