@@ -62,7 +62,9 @@
 //! - [`workdir`]: `DATA/work/NAME`, the directory of one sandbox with the volume that its workspace is on; swept by its owner's name.
 //! - [`workspace`]: files that outlive a sandbox, as content-addressed trees; snapshots, restore, diff, archives, apply.
 //! - [`egress`]: the only way out of a sandbox: rules, doors (HTTP, SOCKS5, DNS), TLS opening, credentials, budgets, one record
-//!   for each decision. It is handed open streams; knows no sandboxes and no runs. Nothing hands it one yet.
+//!   for each decision. It is handed open streams; knows no sandboxes and no runs.
+//! - [`border`]: the glue: what of a policy's network can be enforced, the doors that the host opens in a sandbox's network
+//!   namespace, its variables, certificates and placeholders.
 //! - [`policy`]: the file format, its checks, its canonical form and hash, and [`policy::decide()`]. Deny is the default.
 //! - [`audit`]: the hash chain, its canonical bytes, signed heads, verification, queries.
 //! - [`secret`]: credential references and their values for the moment of use; the redactor.
@@ -126,6 +128,8 @@ pub mod api;
 pub mod assembly;
 #[cfg(feature = "host")]
 pub mod audit;
+#[cfg(feature = "host")]
+pub mod border;
 #[cfg(feature = "host")]
 pub mod chaos;
 #[cfg(feature = "host")]

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::audit::Mirror;
+use crate::border::{self, Borders};
 use crate::chaos::{self, Faults, Faulty, KillAt};
 use crate::clock::Clock;
 use crate::error::Kind;
@@ -42,6 +43,8 @@ pub struct Config {
     pub stale_after: Duration,
     /// How long another process may stand still before its runs are taken over.
     pub lease: Duration,
+    /// What the operator says about the network of sandboxes.
+    pub egress: border::Operator,
 }
 
 impl Config {
@@ -52,6 +55,7 @@ impl Config {
             parallel_runs,
             stale_after: run::STALE_AFTER,
             lease: run::lease::LEASE,
+            egress: border::Operator::default(),
         }
     }
 }
@@ -113,11 +117,13 @@ pub struct Parts {
     pub backends: Backends,
     pub clock: Arc<dyn Clock>,
     work_dirs: WorkDirs,
+    /// What gives sandboxes their network.
+    pub borders: Borders,
 }
 
 impl Parts {
     /// Opens the data directory, making it where it is missing.
-    pub async fn open(data_dir: &Path) -> Result<Self, Error> {
+    pub async fn open(data_dir: &Path, egress: border::Operator) -> Result<Self, Error> {
         secure_dir(data_dir)?;
         let clock = chaos::clock().map_err(switch("EXUVIA_CLOCK_JUMP"))?;
         let store: Arc<dyn store::Store> = Arc::new(Sqlite::open(data_dir, Arc::clone(&clock))?);
@@ -127,11 +133,13 @@ impl Parts {
         };
         let backends = Backends::new(data_dir);
         let mirror = Arc::new(Mirror::open(data_dir, Arc::clone(&clock))?);
+        let records = Arc::new(border::OnAudit::new(Arc::clone(&store)));
         Ok(Self {
             data_dir: data_dir.to_owned(),
             store,
             mirror,
             backends,
+            borders: Borders::new(egress, records, Arc::clone(&clock)),
             clock,
             work_dirs: WorkDirs::new(data_dir, Volumes::new(data_dir)),
         })
@@ -146,6 +154,7 @@ impl Parts {
             work_dirs: self.work_dirs.clone(),
             store: Arc::clone(&self.store),
             clock: Arc::clone(&self.clock),
+            borders: Some(self.borders.clone()),
         };
         Ok(Fleet::new(parts, config).await?)
     }
@@ -177,7 +186,7 @@ impl Parts {
 
 /// Opens everything and makes a service that drives nothing yet.
 pub async fn open(config: &Config) -> Result<(Service, Parts), Error> {
-    let parts = Parts::open(&config.data_dir).await?;
+    let parts = Parts::open(&config.data_dir, config.egress.clone()).await?;
     let pool = Pool::new(Trees::open(&config.data_dir)?).over(Bases::new(&config.data_dir));
     let shop = Shop {
         store: Arc::clone(&parts.store),
@@ -188,7 +197,8 @@ pub async fn open(config: &Config) -> Result<(Service, Parts), Error> {
             Arc::clone(&parts.clock),
             Arc::clone(&parts.store),
             parts.work_dirs.clone(),
-        )?,
+        )?
+        .with_borders(parts.borders.clone()),
         clock: Arc::clone(&parts.clock),
         hub: run::hub::Hub::default(),
         host: nix::unistd::gethostname()

@@ -6,6 +6,7 @@ use super::run::{Patience, follow};
 use super::{Context, Error, Exit, remote, report};
 use crate::api::{convert, proto};
 use crate::assembly::{self, Config};
+use crate::border;
 use crate::sandbox::BackendName;
 use crate::store::Signal;
 
@@ -25,6 +26,8 @@ pub struct Args {
     /// Ask this server instead of the data directory.
     #[arg(long, env = "EXUVIA_SERVER", value_name = "URL")]
     server: Option<String>,
+    #[command(flatten)]
+    egress: border::Operator,
 }
 
 /// Which of the two commands it is.
@@ -51,7 +54,10 @@ pub async fn run(args: Args, verdict: Verdict, context: &Context) -> Result<Exit
     }
     let approval = args.approval.map(|id| id.parse()).transpose();
     let approval = approval.map_err(|error: crate::ids::Invalid| Error::of(crate::error::Kind::Invalid, &error))?;
-    let config = Config::of(&context.data_dir, 1);
+    let config = Config {
+        egress: args.egress,
+        ..Config::of(&context.data_dir, 1)
+    };
     let (service, parts) = assembly::open(&config).await?;
     parts.reap(&[BackendName::Oci]).await;
     let signal = Signal::Decide {

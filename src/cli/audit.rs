@@ -2,6 +2,8 @@
 //!
 //! All three only read, work on the data directory beside a running server, and make nothing where there is nothing.
 
+mod network;
+
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,6 +36,8 @@ enum Command {
     Verify(Verify),
     /// Find entries, the newest ones, oldest first.
     Query(Query),
+    /// Show what a run or a sandbox did at its border: each decision, and what was used in all.
+    Network(network::Network),
     /// Print the newest signed head: keep it somewhere else, and `verify --head` can later prove a cut tail.
     Head,
 }
@@ -110,6 +114,7 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
     match args.command {
         Command::Verify(args) => verify(args, context).await,
         Command::Query(args) => query(args, context).await,
+        Command::Network(args) => network::network(args, context).await,
         Command::Head => head(context),
     }
 }

@@ -157,6 +157,7 @@ from_module!(
     crate::run::Error,
     crate::workdir::Error,
     crate::assembly::Error,
+    crate::border::Error,
     crate::audit::Error,
     crate::task::FileError
 );

@@ -1,5 +1,7 @@
 //! `exuvia policy`: check files, explain decisions, show what is in force.
 
+mod reach;
+
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -27,15 +29,27 @@ enum Command {
         #[arg(required = true, value_name = "FILE")]
         files: Vec<String>,
     },
-    /// Say what a policy decides about a tool call, by which rule, and where that is written.
+    /// Say what a policy decides about a tool call or a connection, by which rule, and where that is written.
+    #[command(group = clap::ArgGroup::new("what").required(true).args(["tool", "connect"]))]
     Explain {
         /// Name or file.
         policy: String,
         /// The tool, like `shell`.
         #[arg(long)]
-        tool: String,
+        tool: Option<String>,
+        /// A host that a program connects to. Default port: 443.
+        #[arg(long, value_name = "HOST[:PORT]")]
+        connect: Option<String>,
+        /// A request to that host, like `GET /simple/`; without one: the connection.
+        #[arg(long, value_name = "METHOD PATH", requires = "connect")]
+        request: Option<String>,
         /// An argument of the call: NAME=VALUE, or the value alone for the tool's first one.
-        #[arg(long = "arg", value_name = "[NAME=]VALUE", allow_hyphen_values = true)]
+        #[arg(
+            long = "arg",
+            value_name = "[NAME=]VALUE",
+            allow_hyphen_values = true,
+            requires = "tool"
+        )]
         arguments: Vec<String>,
     },
     /// Show a policy as it is in force, with what it inherits, and its hash.
@@ -59,8 +73,14 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
         Command::Explain {
             policy,
             tool,
+            connect,
+            request,
             arguments,
-        } => explain(&policy, &tool, &arguments, &context.data_dir)?,
+        } => match (tool, connect) {
+            (Some(tool), _) => explain(&policy, &tool, &arguments, &context.data_dir)?,
+            (None, Some(host)) => reach::explain(&policy, &host, request.as_deref(), &context.data_dir)?,
+            (None, None) => return Err(Error::new(Kind::Invalid, "give --tool or --connect")),
+        },
         Command::Show { policy } => {
             let policy = Policies::load(&policy, &context.data_dir)?;
             (Exit::Ok, policy.snapshot(), show(&policy))
@@ -190,10 +210,11 @@ fn show(policy: &Policy) -> String {
     line(
         "sandbox",
         format!(
-            "isolation {}, backend {backend}, image {}, seccomp {}, network none",
+            "isolation {}, backend {backend}, image {}, seccomp {}, network {}",
             policy.isolation(),
             policy.image(),
-            policy.seccomp()
+            policy.seccomp(),
+            policy.network().mode()
         ),
     );
     line(
@@ -247,6 +268,9 @@ fn show(policy: &Policy) -> String {
             "mount",
             format!("{} at {}, read-only", mount.source.display(), mount.target.display()),
         );
+    }
+    for (name, value) in reach::shown(policy) {
+        line(name, value);
     }
     for layer in policy.layers() {
         if let Some(default) = layer.default {

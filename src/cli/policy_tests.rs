@@ -149,3 +149,34 @@ fn the_command_line_parses() {
     assert!(parse(&["check"]).is_err());
     assert!(matches!(parse(&["list"]).unwrap().command, Command::List));
 }
+
+#[test]
+fn explain_tells_of_hosts_by_the_rules_of_the_border() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("net.toml").display().to_string();
+    let text = "format_version = 1\nname = \"net\"\n[network]\nmode = \"proxy\"\npresets = [\"pypi\"]\n\
+                [[network.allow]]\nname = \"api\"\nhost = \"api.example.com\"\n[[credentials]]\nname = \"token\"\n\
+                from = \"env:TOKEN\"\nenv = \"API_TOKEN\"\ninject = { host = \"api.example.com\", path = \"/v1/\" }\n";
+    std::fs::write(&path, text).unwrap();
+    let asked: [(&str, Option<&str>); 6] = [
+        ("api.example.com", None),
+        ("api.example.com:80", None),
+        ("api.example.com", Some("POST /v1/x")),
+        ("api.example.com", Some("POST /v2/x")),
+        ("pypi.org", Some("GET /simple/six/")),
+        ("169.254.169.254:80", None),
+    ];
+    let answers = asked.map(|(host, request)| {
+        let (_, _, text) = reach::explain(&path, host, request, &nowhere()).unwrap();
+        format!(
+            "$ --connect {host} {}\n{}\n",
+            request.unwrap_or_default(),
+            text.replace(&path, "net.toml")
+        )
+    });
+    let shown = show(&Policies::load(&path, &nowhere()).unwrap()).replace(&path, "net.toml");
+    insta::assert_snapshot!(answers.join("\n") + "\n" + &shown);
+    let fails = |host: &str, request| reach::explain(&path, host, request, &nowhere()).unwrap_err().message;
+    assert_eq!(fails("a.example:x", None), "`x` is no port");
+    assert_eq!(fails("a.example", Some("GET")), "`GET` is not like `GET /path`");
+}

@@ -11,6 +11,7 @@ use super::progress::Progress;
 use super::{Context, Error, Exit, report};
 use crate::api::{convert, proto};
 use crate::assembly::{self, Config};
+use crate::border;
 use crate::error::Kind;
 use crate::ids::RunId;
 use crate::policy::BudgetOverrides;
@@ -40,6 +41,8 @@ pub struct Args {
     /// While a call waits for approval, stay and wait for `exuvia approve` or `exuvia deny`.
     #[arg(long)]
     wait: bool,
+    #[command(flatten)]
+    egress: border::Operator,
 }
 
 /// What a task is made of; shared with `task submit`.
@@ -167,7 +170,10 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
     if let Some(directory) = &workspace {
         check_apart(directory, &context.data_dir)?;
     }
-    let config = Config::of(&context.data_dir, 1);
+    let config = Config {
+        egress: args.egress,
+        ..Config::of(&context.data_dir, 1)
+    };
     let (service, parts) = assembly::open(&config).await?;
     parts.reap(&[BackendName::Oci]).await;
     let run = match &args.resume {

@@ -9,6 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::{Context, Error, Exit};
 use crate::api::server;
 use crate::assembly::{self, Config, ServerLock};
+use crate::border;
 use crate::error::Kind;
 use crate::fleet::{self, OnShutdown, Stock};
 use crate::sandbox::BackendName;
@@ -39,6 +40,8 @@ pub struct Args {
     /// What becomes of sandboxes for direct use at SIGTERM: the next server goes on with them, or they end.
     #[arg(long, value_enum, default_value_t = OnShutdown::Keep)]
     on_shutdown: OnShutdown,
+    #[command(flatten)]
+    egress: border::Operator,
 }
 
 pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
@@ -60,6 +63,7 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
         parallel_runs: args.parallel_runs,
         stale_after: args.stale_after,
         lease: args.lease,
+        egress: args.egress,
     };
     let fleet = fleet::Config {
         max_sandboxes: args.max_sandboxes,

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::maker::Maker;
 use super::{Error, snapshot};
+use crate::border::{self, Guard};
 use crate::ids::SnapshotId;
 use crate::policy::{Policies, Policy};
 use crate::sandbox::backend::Backends;
@@ -65,6 +67,7 @@ pub(super) struct Plan {
     pub ask: Ask,
     /// Where the memory to go on from is.
     pub memory: Option<PathBuf>,
+    pub guard: Guard,
 }
 
 impl Ask {
@@ -72,7 +75,8 @@ impl Ask {
     ///
     /// # Errors
     /// The first thing that is.
-    pub(super) async fn plan(mut self, data_dir: &Path, backends: &Backends, trees: &Pool) -> Result<Plan, Error> {
+    pub(super) async fn plan(mut self, maker: &Maker) -> Result<Plan, Error> {
+        let (data_dir, backends, trees) = (maker.data_dir(), maker.backends(), maker.trees());
         let kept = self
             .snapshot
             .as_ref()
@@ -110,6 +114,9 @@ impl Ask {
         if let Some((kept, _)) = &kept {
             env.extend(kept.env.clone());
         }
+        let able = backends.get(shape.backend).await?.capabilities();
+        let guard = Guard::of(&policy, &able, maker.borders())?;
+        env.extend(guard.variables().clone());
         env.append(&mut self.env);
         self.env = env;
         if let Some(workspace) = self.workspace {
@@ -121,6 +128,7 @@ impl Ask {
             ttl,
             ask: self,
             memory: kept.map(|(_, memory)| memory),
+            guard,
         })
     }
 }
@@ -212,7 +220,8 @@ impl Shape {
         let by_image = matches!(image, ImageRef::Docker(_)).then_some(BackendName::Docker);
         let backend = backend.or(policy.backend()).or(by_image).unwrap_or(BackendName::Oci);
         let isolation = policy.isolation();
-        let able = backends.get(backend).await?.capabilities().isolations;
+        let capabilities = backends.get(backend).await?.capabilities();
+        let able = &capabilities.isolations;
         if !able.contains(&isolation) {
             let shown: Vec<String> = able.iter().map(ToString::to_string).collect();
             let missing = match shown.is_empty() {
@@ -228,6 +237,7 @@ impl Shape {
                 missing,
             });
         }
+        border::check(policy, &capabilities)?;
         Ok(Self {
             backend,
             image,

@@ -67,7 +67,7 @@ impl Fleet {
         let inner = self.inner();
         inner.check()?;
         let maker = &inner.maker;
-        let plan = ask.plan(maker.data_dir(), maker.backends(), maker.trees()).await?;
+        let plan = ask.plan(maker).await?;
         let able = maker.backends().get(plan.shape.backend).await?.capabilities();
         let lacks = lacks(&able, plan.shape.isolation);
         let place = inner.quota.take(plan.ask.queue_timeout).await?;
@@ -163,6 +163,7 @@ fn enlist(
         ttl,
         ask,
         memory,
+        guard,
     } = plan;
     let created_at = inner.clock.now();
     let spec = match &parked {
@@ -195,6 +196,7 @@ fn enlist(
         idle_timeout: ask.idle_timeout,
         paused: false,
         from_pool: parked.is_some(),
+        placeholders: guard.placeholders().clone(),
         key,
     };
     let mut driver = driver(inner, lease, lacks, State::Creating, place);
@@ -203,18 +205,29 @@ fn enlist(
     let maker = inner.maker.clone();
     let workspace = ask.workspace;
     let creation: Creation = Box::pin(async move {
-        let made = match (parked, memory, workspace) {
-            (None, Some(memory), Some(workspace)) => return maker.restore(id, &shape, workspace, &memory).await,
-            (None, _, workspace) => return maker.make(id, &shape, workspace).await,
-            (Some(made), ..) => made,
+        let mut made = match (parked, memory, workspace) {
+            (None, Some(memory), Some(workspace)) => maker.restore(id, &shape, workspace, &memory).await?,
+            (None, _, workspace) => maker.make(id, &shape, workspace).await?,
+            (Some(made), ..) => {
+                if let Some(revision) = workspace
+                    && let Err(error) = maker.furnish(&made, revision).await
+                {
+                    pool::clear(made).await;
+                    return Err(error);
+                }
+                made
+            }
         };
-        if let Some(revision) = workspace
-            && let Err(error) = maker.furnish(&made, revision).await
-        {
-            pool::clear(made).await;
-            return Err(error);
+        match maker.stand(&made, shape.backend, &guard).await {
+            Ok(post) => {
+                made.post = post;
+                Ok(made)
+            }
+            Err(error) => {
+                pool::clear(made).await;
+                Err(error)
+            }
         }
-        Ok(made)
     });
     (driver, creation)
 }

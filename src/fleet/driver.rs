@@ -84,6 +84,9 @@ impl Driver {
     /// Drives a sandbox to its end.
     pub async fn drive(mut self, mut made: Made, stop: &CancellationToken) {
         if self.state().end().is_none() && self.live(&mut made, stop).await == Left::Behind {
+            if let Some(post) = &made.post {
+                post.close().await;
+            }
             return;
         }
         self.finish(made, stop).await;
@@ -484,6 +487,10 @@ impl Driver {
         }
         self.member.execs.end_all(&end);
         self.member.codes.end_all(&end);
+        // Whatever still runs for a moment reaches nothing any more.
+        if let Some(post) = &made.post {
+            post.close().await;
+        }
         let mut tries = 0;
         let doomed = loop {
             match doomed(&made).await {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::execs::Channel;
 use super::state::{Cause, Denied, End};
+use crate::border;
 use crate::error::Kind;
 use crate::ids::{ExecId, SandboxId, SnapshotId};
 use crate::sandbox::{BackendName, Isolation, kernel};
@@ -62,6 +63,8 @@ pub enum Error {
     Directory(#[from] workdir::Error),
     #[error("no {what} `{id}`")]
     NoWorkspace { what: &'static str, id: String },
+    #[error(transparent)]
+    Border(#[from] border::Error),
     #[error("no system-call filter for this host")]
     Filter(#[from] sandbox::seccomp::Error),
     #[error("the audit log takes no more records, and nothing is done off the record")]
@@ -133,6 +136,7 @@ impl Error {
             Self::Sandbox(error) => error.kind(),
             Self::Workspace(error) => error.kind(),
             Self::Directory(error) => error.kind(),
+            Self::Border(error) => error.kind(),
             Self::OffRecord | Self::Stopping => Kind::Unavailable,
             Self::Lease { .. } | Self::Snapshot(_) => Kind::Internal,
         }
@@ -163,6 +167,8 @@ impl Error {
             Self::Create(error) => error.reason(),
             Self::Sandbox(error) => of_sandbox(error),
             Self::Workspace(_) => "WORKSPACE",
+            Self::Border(border::Error::Unsupported { .. }) => "NETWORK_UNAVAILABLE",
+            Self::Border(_) => "NETWORK",
             Self::Directory(workdir::Error::Disk(_)) => "DISK",
             Self::Directory(workdir::Error::Directory { .. }) => "INTERNAL",
             Self::NoWorkspace { .. } => "WORKSPACE_NOT_FOUND",

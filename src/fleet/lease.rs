@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::border::Placeholders;
 use crate::clock::Timestamp;
 use crate::ids::SandboxId;
 use crate::sandbox::seccomp::Profile;
@@ -39,6 +40,9 @@ pub(super) struct Lease {
     pub idle_timeout: Option<Duration>,
     pub paused: bool,
     pub from_pool: bool,
+    /// What it holds in the place of its credentials.
+    #[serde(default, skip_serializing_if = "Placeholders::is_empty")]
+    pub placeholders: Placeholders,
     pub key: Option<Key>,
 }
 

@@ -8,10 +8,12 @@ use std::time::Duration;
 use super::Error;
 use super::ask::Shape;
 use super::lease::Lease;
+use crate::border::{Borders, Guard, Post, Steps, Whose};
 use crate::ids::SandboxId;
+use crate::policy::Policy;
 use crate::sandbox::backend::Backends;
 use crate::sandbox::kernel::Warm;
-use crate::sandbox::{self, Life, Sandbox, Spec, identity, seccomp};
+use crate::sandbox::{self, BackendName, Life, Sandbox, Spec, identity, seccomp};
 use crate::workdir::{WorkDir, WorkDirs};
 use crate::workspace::overlay::Site;
 use crate::workspace::{self, Pool, Revision};
@@ -27,6 +29,7 @@ pub(super) struct Maker {
     trees: Pool,
     work_dirs: WorkDirs,
     filters: seccomp::Filters,
+    borders: Option<Borders>,
 }
 
 /// A sandbox that is up, and its directory.
@@ -37,6 +40,8 @@ pub(super) struct Made {
     pub directory: WorkDir,
     /// Its workspace in the directory.
     pub site: Site,
+    /// Its way out, where its policy has one: opened when it is handed out.
+    pub post: Option<Post>,
     /// Processes that wait for code, where they were made ahead, and with which variables.
     pub warm: Option<(Warm, BTreeMap<String, String>)>,
     /// `None`: the range belongs to the sandbox itself, which an earlier server made.
@@ -44,18 +49,29 @@ pub(super) struct Made {
 }
 
 impl Maker {
-    pub fn new(data_dir: &Path, backends: Backends, trees: Pool, work_dirs: WorkDirs) -> Result<Self, Error> {
+    pub fn new(
+        data_dir: &Path,
+        backends: Backends,
+        trees: Pool,
+        work_dirs: WorkDirs,
+        borders: Option<Borders>,
+    ) -> Result<Self, Error> {
         Ok(Self {
             data_dir: data_dir.to_owned(),
             backends,
             trees,
             work_dirs,
             filters: seccomp::Filters::compile()?,
+            borders,
         })
     }
 
     pub fn backends(&self) -> &Backends {
         &self.backends
+    }
+
+    pub fn borders(&self) -> Option<&Borders> {
+        self.borders.as_ref()
     }
 
     pub fn trees(&self) -> &Pool {
@@ -140,6 +156,7 @@ impl Maker {
                 life,
                 directory,
                 site,
+                post: None,
                 warm: None,
                 _claim: Some(claim),
             }),
@@ -162,10 +179,20 @@ impl Maker {
     /// When that cannot be; it is left as it was.
     pub async fn adopt(&self, lease: &Lease) -> Result<Made, Error> {
         let backend = self.backends.get(lease.backend).await?;
+        let policy = Policy::from_snapshot(&lease.policy)?;
+        let placeholders = lease.placeholders.clone();
+        let guard = Guard::with(&policy, &backend.capabilities(), self.borders.as_ref(), placeholders)?;
         let (data_dir, name) = (self.data_dir.clone(), lease.spec.id.to_string());
         let directory = blocking(move || Ok::<_, Error>(WorkDir::adopt(&data_dir, &name)?)).await?;
         let site = self.trees.adopt(directory.ground()).await?;
         let handle = backend.adopt(&lease.spec.id).await?;
+        let whose = Whose {
+            sandbox: lease.spec.id.clone(),
+            run: None,
+            steps: Steps::default(),
+        };
+        // First: nothing that ran before is to find its doors closed once it is told that all goes on.
+        let post = guard.stand(&*backend, &handle, &whose).await?;
         let sandbox = Sandbox::known(
             backend,
             handle,
@@ -195,9 +222,21 @@ impl Maker {
             life,
             directory,
             site,
+            post,
             warm: None,
             _claim: None,
         })
+    }
+
+    /// Opens a sandbox's way out, where its policy has one.
+    pub async fn stand(&self, made: &Made, backend: BackendName, guard: &Guard) -> Result<Option<Post>, Error> {
+        let backend = self.backends.get(backend).await?;
+        let whose = Whose {
+            sandbox: made.sandbox.id().clone(),
+            run: None,
+            steps: Steps::default(),
+        };
+        Ok(guard.stand(&*backend, made.sandbox.handle(), &whose).await?)
     }
 }
 
@@ -207,6 +246,9 @@ impl Made {
     /// # Errors
     /// When the sandbox is still there: its directory stays as well.
     pub async fn clear(&self) -> Result<(), sandbox::Error> {
+        if let Some(post) = &self.post {
+            post.close().await;
+        }
         self.sandbox.destroy().await?;
         remove(self.directory.clone()).await;
         Ok(())

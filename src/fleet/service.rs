@@ -22,6 +22,7 @@ use super::registry::{Query, Registry};
 use super::snapshot::{self, SnapshotInfo};
 use super::state::{Cause, Denied, End};
 use super::trail::{Ids, Trail, actor};
+use crate::border::Borders;
 use crate::clock::{Clock, Timestamp};
 use crate::ids::{SandboxId, SnapshotId};
 use crate::sandbox::backend::Backends;
@@ -102,6 +103,8 @@ pub struct Parts {
     pub work_dirs: WorkDirs,
     pub store: Arc<dyn Store>,
     pub clock: Arc<dyn Clock>,
+    /// Without these a policy that names a network is refused.
+    pub borders: Option<Borders>,
 }
 
 /// All directly used sandboxes of one server; clones share it.
@@ -203,7 +206,13 @@ impl Fleet {
     /// # Errors
     /// For a pool that cannot be kept here.
     pub async fn new(parts: Parts, config: Config) -> Result<Self, Error> {
-        let maker = Maker::new(&parts.data_dir, parts.backends, parts.trees, parts.work_dirs)?;
+        let maker = Maker::new(
+            &parts.data_dir,
+            parts.backends,
+            parts.trees,
+            parts.work_dirs,
+            parts.borders,
+        )?;
         let pool = WarmPool::new(&config.stocks, &maker).await?;
         let (trail, writer) = Trail::new(parts.store, Arc::clone(&parts.clock));
         let (tasks, writers) = (Tasks::default(), Tasks::default());

@@ -47,6 +47,7 @@ impl Bed {
             work_dirs: WorkDirs::new(data.path(), Volumes::folders(data.path())),
             store: Arc::new(Memory::new(Arc::clone(&clock))),
             clock,
+            borders: None,
         };
         let fleet = Fleet::new(parts, config).await.unwrap();
         Self { fake, fleet }

@@ -21,7 +21,7 @@ mod birth;
 pub mod runsc;
 mod serve;
 mod step;
-mod sys;
+pub(crate) mod sys;
 mod template;
 mod walls;
 

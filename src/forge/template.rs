@@ -234,7 +234,8 @@ fn own(shape: &Shape, binds: &[OwnedFd], top: &Path) -> Result<(), Fault> {
         let absolute = path(absolute);
         top.join(absolute.strip_prefix("/").unwrap_or(absolute))
     };
-    for dir in ["/proc", "/dev", "/sys", "/tmp", "/var/tmp", "/run"] {
+    // In the last the host puts what belongs to a sandbox's border.
+    for dir in ["/proc", "/dev", "/sys", "/tmp", "/var/tmp", "/run/exuvia"] {
         make_dir(&at(dir.as_bytes()))?;
     }
     make_dir(&at(EMPTY_DIRECTORY.to_bytes()))?;

@@ -45,6 +45,9 @@ pub struct Input {
     pub limits: LimitsInput,
     #[serde(default)]
     pub network: NetworkInput,
+    /// Secrets that the sandbox may use, each in one place. Default: none.
+    #[schemars(length(max = 64))]
+    pub credentials: Option<Vec<CredentialInput>>,
     #[serde(default)]
     pub tools: ToolsInput,
     #[serde(default)]
@@ -100,18 +103,204 @@ pub struct LimitsInput {
     pub wall_time: Option<String>,
 }
 
-/// What the sandbox can reach.
+/// What the sandbox can reach, and through what. Nothing that is not named here.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkInput {
-    /// `none`: its own loopback alone. There is nothing else yet. Default: `none`.
+    /// `none`: its own loopback alone. `proxy`: what the rules allow, through a proxy on its loopback. `learn`: as `proxy`, with
+    /// TLS opened everywhere, so that the record shows what was wanted; it allows nothing more. Default: `none`.
     pub mode: Option<NetworkMode>,
+    /// Sets of rules that are files of their own, by name (`pypi`, `npm`, `crates`, `debian`, `github`, or one in `DATA/presets`).
+    #[schemars(length(max = 32))]
+    pub presets: Option<Vec<String>>,
+    /// What may be reached. Nothing else is, and no name is looked up before a rule fits it.
+    #[schemars(length(max = 500))]
+    pub allow: Option<Vec<AllowInput>>,
+    /// What may not, whatever is allowed.
+    #[schemars(length(max = 500))]
+    pub deny: Option<Vec<DenyInput>>,
+    #[serde(default)]
+    pub budgets: NetworkBudgetsInput,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NetworkMode {
     None,
+    Proxy,
+    Learn,
+}
+
+/// One opening: a host or a range of addresses.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AllowInput {
+    /// Denials and the record name it. Default: the host or the range, with the ports unless that is 443.
+    #[schemars(regex(pattern = r"^[a-z0-9][a-z0-9-]{0,62}$"))]
+    pub name: Option<String>,
+    /// `api.example.com`, or `*.example.com` for all names under it, not itself.
+    #[schemars(length(min = 1, max = 260))]
+    pub host: Option<String>,
+    /// Addresses, as `10.1.2.0/24`. Private ones are closed unless a range within theirs is named here.
+    #[schemars(length(min = 1, max = 60))]
+    pub cidr: Option<String>,
+    /// A port or several. Default: 443.
+    pub port: Option<Ports>,
+    /// `["GET", "HEAD"]`. Default: all. Needs TLS to be opened.
+    pub methods: Option<Methods>,
+    /// `/simple/`, all below it; `/a/*/c`, any one name between. Default: all. Needs TLS to be opened.
+    pub path: Option<Texts>,
+    /// `auto`: TLS, opened where something has to look inside; plain HTTP on port 80. `open`: opened always. `off`: no TLS.
+    /// Default: `auto`.
+    pub tls: Option<TlsInput>,
+    /// `ask`: each new one waits for a person. Default: `allow`.
+    pub verdict: Option<OpeningVerdict>,
+}
+
+/// What is closed whatever else is written.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DenyInput {
+    /// As in `allow`.
+    #[schemars(regex(pattern = r"^[a-z0-9][a-z0-9-]{0,62}$"))]
+    pub name: Option<String>,
+    #[schemars(length(min = 1, max = 260))]
+    pub host: Option<String>,
+    #[schemars(length(min = 1, max = 60))]
+    pub cidr: Option<String>,
+    /// A port or several. Default: 80 and 443.
+    pub port: Option<Ports>,
+    /// Default: all.
+    pub methods: Option<Methods>,
+    /// Default: all.
+    pub path: Option<Texts>,
+}
+
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Ports {
+    One(#[schemars(range(min = 1, max = 65535))] u16),
+    Many(#[schemars(length(min = 1))] Vec<u16>),
+}
+
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[serde(transparent)]
+pub struct Methods(#[schemars(length(min = 1, max = 20))] pub Vec<String>);
+
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Texts {
+    One(String),
+    Many(#[schemars(length(min = 1))] Vec<String>),
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TlsInput {
+    Auto,
+    Open,
+    Off,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OpeningVerdict {
+    Allow,
+    Ask,
+}
+
+/// What may be used up on the way out, over the life of the run. Reaching one is a denial with its name.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkBudgetsInput {
+    /// Connections in all. Default: no limit.
+    #[schemars(range(min = 1))]
+    pub connections: Option<u64>,
+    /// Connections at one time. Default: 2048.
+    #[schemars(range(min = 1, max = 100000))]
+    pub concurrent: Option<u32>,
+    /// Bytes out, as `10MiB`. Default: no limit.
+    pub bytes_up: Option<String>,
+    /// Bytes in. Default: no limit.
+    pub bytes_down: Option<String>,
+    /// Default: no limit.
+    #[schemars(range(min = 1, max = 1000000))]
+    pub requests_per_second: Option<u32>,
+    /// Questions to the name server. Default: 100.
+    #[schemars(range(min = 1, max = 1000000))]
+    pub queries_per_second: Option<u32>,
+    /// The time in which something is open, 1s to 30 days. Default: no limit.
+    pub time: Option<String>,
+}
+
+/// A secret that the sandbox may use, without having it: it holds a placeholder, which the proxy swaps in the one place where it
+/// belongs.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CredentialInput {
+    /// The record names it.
+    #[schemars(required, regex(pattern = r"^[a-z0-9][a-z0-9-]{0,62}$"))]
+    pub name: Option<String>,
+    /// Where the host finds it, at each use: `env:NAME`, `file:/PATH` or `command:/PROGRAM ARGUMENTS`. Never the secret itself.
+    #[schemars(required)]
+    pub from: Option<String>,
+    /// The variable that holds the placeholder. Default: none.
+    #[schemars(length(min = 1, max = 100))]
+    pub env: Option<String>,
+    /// `env`: the variable holds the secret itself, and whatever runs in the sandbox can read it. Default: it does not.
+    pub expose: Option<Expose>,
+    /// Where it is put in.
+    pub inject: Option<InjectInput>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Expose {
+    Env,
+}
+
+/// The one place: `Authorization: Bearer` of requests to this host, unless `header`, `basic`, `query` or `sigv4` says another.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct InjectInput {
+    /// As in a rule; a rule must open it.
+    #[schemars(required, length(min = 1, max = 260))]
+    pub host: Option<String>,
+    /// Default: 443.
+    #[schemars(range(min = 1, max = 65535))]
+    pub port: Option<u16>,
+    /// A header.
+    #[schemars(length(min = 1, max = 100))]
+    pub header: Option<String>,
+    /// What the header is, with `{}` for the secret. Default: `{}`.
+    #[schemars(length(min = 2, max = 1000))]
+    pub format: Option<String>,
+    /// The user name of HTTP Basic; the secret is the password. Git over HTTPS wants this.
+    #[schemars(length(max = 200))]
+    pub basic: Option<String>,
+    /// A parameter of the query.
+    #[schemars(length(min = 1, max = 100))]
+    pub query: Option<String>,
+    /// The secret is an AWS secret key: requests are signed anew.
+    pub sigv4: Option<SigV4Input>,
+    /// Default: all.
+    pub methods: Option<Methods>,
+    /// Default: all.
+    pub path: Option<Texts>,
+}
+
+/// What AWS Signature Version 4 needs beside the key.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SigV4Input {
+    #[schemars(required)]
+    pub access_key: Option<String>,
+    #[schemars(required)]
+    pub region: Option<String>,
+    #[schemars(required)]
+    pub service: Option<String>,
+    /// Where the token of a temporary key is, as `from`.
+    pub session_token: Option<String>,
 }
 
 /// Which tool calls are allowed. Of all rules that match a call the strictest speaks (deny, then ask, then allow), in

@@ -7,12 +7,13 @@ use std::sync::{Mutex, PoisonError};
 
 use super::document::{Document, MAX_BYTES};
 use super::violation::Violation;
-use super::{Error, Policy, check};
+use super::{Error, Policy, Presets, check};
 
 /// Embedded, by name.
 const BUILT_IN: &[(&str, &str)] = &[
     ("default", include_str!("../../policies/default.toml")),
     ("gvisor", include_str!("../../policies/gvisor.toml")),
+    ("network-build", include_str!("../../policies/network-build.toml")),
     ("offline-build", include_str!("../../policies/offline-build.toml")),
     ("strict", include_str!("../../policies/strict.toml")),
 ];
@@ -222,7 +223,7 @@ fn build(text: &Text, data_dir: &Path, above: &mut Vec<String>) -> Result<Policy
         },
         None => None,
     };
-    match check(&document, parent.as_ref()) {
+    match check(&document, parent.as_ref(), &Presets::of(data_dir)) {
         Ok(policy) if violations.is_empty() => return Ok(policy),
         Ok(_) => {}
         Err(own) => violations.extend(own),

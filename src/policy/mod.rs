@@ -6,6 +6,7 @@
 //! - `document.rs`: TOML with positions; `input.rs`: the file as written; `schema.rs`: its JSON Schema, and what a file
 //!   breaks of it; `check/`: everything a schema cannot say; `quantity.rs`: sizes and durations;
 //! - `rules.rs`: one rule and what it matches; `decide.rs`: the verdict over all of them; `tools.rs`: names and arguments;
+//! - `network.rs`: what may be reached and which secrets are used there, in the rules of `egress`; `presets.rs`: files of such rules;
 //! - `snapshot.rs`: the canonical form, its hash, and back; `library.rs`: policies by name or path; `budgets.rs`.
 //!
 //! A policy may extend one other and can only narrow it: numbers are compared when the file is checked, and the rules of
@@ -17,6 +18,8 @@ mod decide;
 mod document;
 pub mod input;
 mod library;
+pub mod network;
+mod presets;
 pub mod quantity;
 mod rules;
 mod schema;
@@ -35,6 +38,8 @@ pub use check::check;
 pub use decide::{Request, decide, outside};
 pub use document::Document;
 pub use library::{Listed, Origin, Policies};
+pub use network::Network;
+pub use presets::Presets;
 pub use rules::{Layer, Matcher, Rule, Tools};
 pub use schema::schema;
 pub use violation::{Position, Violation};
@@ -59,6 +64,8 @@ pub struct Policy {
     budgets: Budgets,
     /// By target.
     mounts: Vec<Mount>,
+    network: Network,
+    credentials: Vec<network::Credential>,
     approvals_expire: Duration,
     /// Root first; the last one is the policy's own. Never empty, and the root has a default.
     layers: Vec<Layer>,
@@ -104,6 +111,16 @@ impl Policy {
     /// Read-only binds beside the workspace, by target.
     pub fn mounts(&self) -> &[Mount] {
         &self.mounts
+    }
+
+    /// What the sandbox can reach.
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// Secrets that the sandbox may use, by name.
+    pub fn credentials(&self) -> &[network::Credential] {
+        &self.credentials
     }
 
     /// How long a question to a person stays open.

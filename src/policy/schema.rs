@@ -99,8 +99,8 @@ fn required(error: &ValidationError<'_>) -> Option<String> {
 
 /// What else there is to say about a place.
 fn beside(pointer: &str) -> &'static str {
-    if pointer.starts_with("/network") {
-        ". This version has no way out of a sandbox: it reaches its own loopback alone"
+    if pointer == "/network/mode" {
+        ". There is no mode that redirects programs which ignore proxy variables (`transparent`) yet"
     } else {
         ""
     }
@@ -116,7 +116,12 @@ fn remove(value: &mut Value, pointer: &str) {
         Some(Value::Object(object)) => {
             object.remove(&super::document::unescape(key));
         }
-        Some(Value::Array(_)) if matches!(around, "/tools/rules" | "/mounts") => {
+        Some(Value::Array(_))
+            if matches!(
+                around,
+                "/tools/rules" | "/mounts" | "/network/allow" | "/network/deny" | "/credentials"
+            ) =>
+        {
             let item = value
                 .pointer_mut(pointer)
                 .expect("the error is about an item that exists");
@@ -217,18 +222,19 @@ fn collect(node: &Value, values: &mut Vec<String>, types: &mut Vec<String>) {
     } else if let Some(Value::String(name)) = node.get("type") {
         types.push(match name.as_str() {
             "string" => "text in quotes".to_owned(),
-            "integer" => "a whole number".to_owned(),
+            "integer" => match (node.get("minimum"), node.get("maximum")) {
+                (Some(least), Some(most)) => format!("a whole number from {least} to {most}"),
+                (Some(_) | None, _) => "a whole number".to_owned(),
+            },
             "number" => "a number".to_owned(),
             "boolean" => "`true` or `false`".to_owned(),
             "object" => "a table".to_owned(),
             "array" => {
                 let items = node.pointer("/items/type").and_then(Value::as_str);
-                let of = items.map_or("", |kind| {
-                    if kind == "object" {
-                        " of tables"
-                    } else {
-                        " of texts in quotes"
-                    }
+                let of = items.map_or("", |kind| match kind {
+                    "object" => " of tables",
+                    "integer" => " of whole numbers",
+                    _ => " of texts in quotes",
                 });
                 let least = if node.get("minItems").is_some() {
                     ", not empty"

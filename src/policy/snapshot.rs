@@ -4,6 +4,8 @@
 //! change a hash or make a stored run unreadable. Comments, order, spelling of numbers, the description and the places
 //! where rules are written are not part of the meaning; the last two are kept beside it.
 
+mod network;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -16,6 +18,7 @@ use super::{Error, FORMAT_VERSION, Outside, Policy, Verdict};
 use crate::sandbox::disk::{Kind as DiskKind, Quota, Rates};
 use crate::sandbox::seccomp::Profile;
 use crate::sandbox::{BackendName, Isolation, Limits, Mount};
+use network::{CredentialForm, NetworkForm};
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -34,7 +37,9 @@ struct Meaning {
     backend: Option<BackendName>,
     image: String,
     seccomp: Seccomp,
-    network: Network,
+    network: NetworkForm,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    credentials: Vec<CredentialForm>,
     limits: LimitsForm,
     budgets: BudgetsForm,
     mounts: Vec<Mount>,
@@ -47,12 +52,6 @@ struct Meaning {
 enum Seccomp {
     Default,
     Strict,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Network {
-    None,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -122,6 +121,11 @@ struct Notes {
     description: Option<String>,
     /// One for each layer.
     sources: Vec<Sources>,
+    /// Where rules of the network and credentials are written, by id and name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    network: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    credentials: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -158,6 +162,11 @@ impl Policy {
         let notes = Notes {
             description: self.description.clone(),
             sources: self.layers.iter().map(Sources::of).collect(),
+            network: self.network.sources.clone(),
+            credentials: {
+                let credentials = self.credentials.iter();
+                credentials.map(|one| (one.name.clone(), one.source.clone())).collect()
+            },
         };
         let snapshot = Snapshot {
             hash: self.hash.clone(),
@@ -218,7 +227,8 @@ impl Meaning {
                 Profile::Default => Seccomp::Default,
                 Profile::Strict => Seccomp::Strict,
             },
-            network: Network::None,
+            network: NetworkForm::of(&policy.network),
+            credentials: policy.credentials.iter().map(CredentialForm::of).collect(),
             limits: LimitsForm {
                 cpus: limits.cpus,
                 memory_bytes: limits.memory_bytes,
@@ -329,6 +339,13 @@ impl Snapshot {
                 parallel_tools: budgets.parallel_tools,
             },
             mounts: meaning.mounts,
+            network: meaning.network.network(notes.network)?,
+            credentials: {
+                let credentials = meaning.credentials.into_iter();
+                credentials
+                    .map(|one| one.credential(&notes.credentials))
+                    .collect::<Result<_, _>>()?
+            },
             approvals_expire: Duration::from_millis(meaning.approvals_expire_ms),
             layers: layers
                 .map(|(layer, sources)| layer.layer(sources))

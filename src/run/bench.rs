@@ -12,6 +12,7 @@ use serde_json::json;
 use super::event::Call;
 use super::{trail, world};
 use crate::audit::Record;
+use crate::border::{self, Borders, Guard, Post, Whose};
 use crate::clock::Clock;
 use crate::error::Kind;
 use crate::ids::SandboxId;
@@ -43,6 +44,8 @@ pub enum Error {
     Store(#[from] store::Error),
     #[error("no system-call filter for this host")]
     Filter(#[from] sandbox::seccomp::Error),
+    #[error(transparent)]
+    Border(#[from] border::Error),
     #[error("the policy `{policy}` asks for {wanted} isolation: {missing}")]
     Isolation {
         policy: String,
@@ -64,6 +67,7 @@ impl Error {
             Self::Store(error) => error.kind(),
             Self::Filter(_) | Self::Isolation { .. } => Kind::WrongState,
             Self::Directory(error) => error.kind(),
+            Self::Border(error) => error.kind(),
         }
     }
 
@@ -75,6 +79,7 @@ impl Error {
             | Self::Workspace(_)
             | Self::Store(_)
             | Self::Filter(_)
+            | Self::Border(_)
             | Self::Isolation { .. }
             | Self::Directory(_)
             | Self::Full { .. } => Blame::Host,
@@ -87,12 +92,16 @@ impl Error {
             Self::Sandbox(sandbox::Error::Unsupported { .. } | sandbox::Error::Breached(_))
             | Self::Filter(_)
             | Self::Isolation { .. }
+            | Self::Border(border::Error::Unsupported { .. })
             | Self::Directory(workdir::Error::Disk(disk::Error::Unsupported { .. } | disk::Error::NotTaken(_))) => {
                 "isolation_unavailable"
             }
             Self::Sandbox(sandbox::Error::Image { .. }) => "image",
             Self::Lost(lost) if lost.blame == Blame::Program => "sandbox_exhausted",
-            Self::Sandbox(_) | Self::Lost(_) => "sandbox_lost",
+            Self::Border(border::Error::Doors(_) | border::Error::Sandbox(_)) | Self::Sandbox(_) | Self::Lost(_) => {
+                "sandbox_lost"
+            }
+            Self::Border(_) => "network",
             Self::Workspace(workspace::Error::Limit { .. }) => "workspace_limit",
             Self::Workspace(_) | Self::Directory(_) => "workspace",
             Self::Store(_) => "store",
@@ -116,6 +125,7 @@ pub struct Maker {
     store: Arc<dyn Store>,
     work_dirs: WorkDirs,
     filters: seccomp::Filters,
+    borders: Option<Borders>,
     /// Sandboxes that could not be removed yet.
     stuck: Arc<tokio::sync::Mutex<Vec<Arc<Bench>>>>,
 }
@@ -138,8 +148,17 @@ impl Maker {
             clock,
             store,
             filters,
+            borders: None,
             stuck: Arc::default(),
         })
+    }
+
+    /// With what gives a sandbox its way out. Without it a policy that names a network is refused.
+    pub fn with_borders(self, borders: Borders) -> Self {
+        Self {
+            borders: Some(borders),
+            ..self
+        }
     }
 
     /// Closes a bench. One that cannot be removed is kept, with its directory and its user ids, and tried again later.
@@ -168,11 +187,12 @@ impl Maker {
         let by_image = matches!(image, ImageRef::Docker(_)).then_some(BackendName::Docker);
         let name = wanted.or(by_image).unwrap_or(BackendName::Oci);
         let isolation = policy.isolation();
-        let able = self.backends.get(name).await?.capabilities().isolations;
-        if able.contains(&isolation) {
+        let able = self.backends.get(name).await?.capabilities();
+        if able.isolations.contains(&isolation) {
+            border::check(policy, &able)?;
             return Ok(name);
         }
-        let shown: Vec<String> = able.iter().map(ToString::to_string).collect();
+        let shown: Vec<String> = able.isolations.iter().map(ToString::to_string).collect();
         let missing = match shown.as_slice() {
             [] => format!("the `{name}` backend cannot be used here; see `exuvia doctor`"),
             able => format!(
@@ -257,6 +277,7 @@ impl Maker {
     ) -> Result<Bench, Error> {
         self.clear().await;
         let backend = self.backends.get(task.backend).await?;
+        let guard = Guard::of(policy, &backend.capabilities(), self.borders.as_ref())?;
         let claim = identity::Claim::take(&self.data_dir)?;
         let id = SandboxId::random();
         let directory = self.work_dir(&id, policy.limits(), claim.identity()).await?;
@@ -279,9 +300,23 @@ impl Maker {
                 labels: [("run".to_owned(), record.run.to_string())].into(),
             };
             let filter = self.filters.of(policy.seccomp()).to_vec();
-            Ok::<_, Error>((Sandbox::open(backend, spec, filter).await?, site, env))
+            let sandbox = Sandbox::open(Arc::clone(&backend), spec, filter).await?;
+            let whose = Whose {
+                sandbox: id.clone(),
+                run: Some(record.run.clone()),
+                steps: border::Steps::default(),
+            };
+            match guard.stand(&*backend, sandbox.handle(), &whose).await {
+                Ok(post) => Ok::<_, Error>((sandbox, site, env, post)),
+                Err(error) => {
+                    if let Err(left) = sandbox.destroy().await {
+                        tracing::error!(sandbox = %id, error = %crate::error::chain(&left), "not removed; the next start does it");
+                    }
+                    Err(error.into())
+                }
+            }
         };
-        let (sandbox, site, env) = match made.await {
+        let (sandbox, site, env, post) = match made.await {
             Ok(made) => made,
             Err(error) => {
                 // Not before the last process that might write into it has ended: `Sandbox::open` sees to that.
@@ -289,8 +324,11 @@ impl Maker {
                 return Err(error);
             }
         };
+        let mut env = env;
+        env.extend(guard.variables().clone());
         let bench = Bench {
             sandbox,
+            post,
             env,
             directory,
             _claim: claim,
@@ -342,7 +380,9 @@ async fn off_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
 #[derive(Debug)]
 pub struct Bench {
     sandbox: Sandbox,
-    /// What commands get from the image, below what tools set.
+    /// Its way out, where the policy has one.
+    post: Option<Post>,
+    /// What commands get from the image and for the network, below what tools set.
     env: std::collections::BTreeMap<String, String>,
     directory: WorkDir,
     _claim: identity::Claim,
@@ -377,7 +417,8 @@ impl Bench {
 
     /// Runs a tool call to its result.
     pub async fn run(&self, registry: &Registry, call: &Call, key: &str, limit: Duration) -> Ran {
-        let world = world::Inside::new(self, key);
+        let _step = self.post.as_ref().map(|post| post.enter(call.step));
+        let world = world::Inside::new(self, key, self.post.as_ref().map(Post::mark));
         let limits = tool::Limits { timeout: limit };
         let result = tool::run(registry, &call.tool, &call.arguments, &world, &limits).await;
         Ran {
@@ -433,6 +474,9 @@ impl Bench {
     /// # Errors
     /// When the sandbox is still there: nothing of it may be given to another then.
     pub async fn close(&self) -> Result<(), sandbox::Error> {
+        if let Some(post) = &self.post {
+            post.close().await;
+        }
         self.sandbox.close(GRACE).await?;
         let directory = self.directory.clone();
         off_thread(move || directory.remove()).await;
@@ -459,6 +503,10 @@ impl Bench {
             ids,
             details,
         }
+    }
+
+    pub(super) fn post(&self) -> Option<&Post> {
+        self.post.as_ref()
     }
 
     pub(super) fn sandbox(&self) -> &Sandbox {

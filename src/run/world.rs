@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::bench::{self, Bench};
 use crate::audit::Record;
+use crate::border::{self, Mark};
 use crate::sandbox::files::{self, Range, Search};
 use crate::sandbox::{self, Cause};
 use crate::tool::world::{
@@ -15,6 +16,8 @@ use crate::tool::world::{
 
 /// Most bytes of each stream that a command's result is made from.
 const OUTPUT: usize = 8 << 20;
+/// Most refusals of the network that one result lists.
+const MOST_TOLD: usize = 5;
 
 /// Inside the bench's sandbox, on behalf of one step.
 #[derive(Debug)]
@@ -22,14 +25,17 @@ pub struct Inside<'a> {
     bench: &'a Bench,
     /// The step's idempotency key; every command finds it in its environment.
     key: &'a str,
+    /// When the step began, for what its network was refused since.
+    since: Option<Mark>,
     records: Mutex<Vec<Record>>,
 }
 
 impl<'a> Inside<'a> {
-    pub fn new(bench: &'a Bench, key: &'a str) -> Self {
+    pub fn new(bench: &'a Bench, key: &'a str, since: Option<Mark>) -> Self {
         Self {
             bench,
             key,
+            since,
             records: Mutex::default(),
         }
     }
@@ -155,6 +161,17 @@ impl World for Inside<'_> {
 
     async fn put_artifact(&self, content: &[u8]) -> Result<String, Lost> {
         self.bench.put_artifact(content).await.map_err(lost)
+    }
+
+    /// What the border refused while the step ran: of several steps side by side each is told of all.
+    fn aside(&self) -> Option<(&'static str, serde_json::Value)> {
+        let refused = self.bench.post()?.refused_since(self.since?);
+        let told: Vec<&border::Denied> = refused.iter().take(MOST_TOLD).collect();
+        (!told.is_empty()).then(|| {
+            let more = refused.len() - told.len();
+            let details = json!({ "refused": told, "more": more, "how_to_ask": border::HOW_TO_ASK });
+            ("network", details)
+        })
     }
 
     async fn get_artifact(&self, id: &str) -> Result<Option<Vec<u8>>, Lost> {

@@ -26,7 +26,7 @@ pub mod strays;
 pub mod verify;
 pub mod walls;
 
-pub use backend::{Backend, Capabilities, Doomed, Handle, Owned};
+pub use backend::{Backend, Capabilities, Doomed, Doorway, Handle, Owned};
 pub use exec::{
     Background, Captured, Cause, Command, Control, EndReason, Ended, Exec, ExecInfo, Finished, Offsets, Output,
     Overflow, Piece, Stdin, Tell, TerminalSize,

@@ -1,9 +1,10 @@
 //! Secrets: references to them, their values for the moment of use, and keeping them out of all that goes out.
 //!
-//! Owns: [`CredentialRef`] and how it is resolved, the [`Redactor`]. Must not know: what a secret is for. What is stored,
+//! Owns: [`CredentialRef`], [`Source`] and how they are resolved, the [`Redactor`]. Must not know: what a secret is for. What is stored,
 //! logged or sent is a reference; a value lives in a [`SecretString`], which prints as nothing and is wiped when dropped.
 
 mod redact;
+mod source;
 
 use std::fmt;
 use std::fs::File;
@@ -17,6 +18,7 @@ use secrecy::zeroize::Zeroizing;
 use serde::{Deserialize, Serialize};
 
 pub use redact::{Redacting, Redactor};
+pub use source::Source;
 
 use crate::error::Kind;
 
@@ -38,6 +40,13 @@ pub enum Error {
     /// Does not show the text: it may be the secret itself, put in the wrong place.
     #[error("this is no credential reference: write `env:NAME` or `file:/PATH`, never the secret itself")]
     NotAReference,
+    /// As [`Self::NotAReference`], in a policy.
+    #[error(
+        "this says not where a secret is: write `env:NAME`, `file:/PATH` or `command:/PROGRAM …`, never the secret itself"
+    )]
+    NotASource,
+    #[error("credential program `{}`: {reason}", program.display())]
+    Command { program: PathBuf, reason: String },
     #[error("credential `{0}` is not set")]
     NotSet(CredentialRef),
     #[error("credential `{0}` is empty or no text")]
@@ -55,7 +64,12 @@ pub enum Error {
 impl Error {
     pub fn kind(&self) -> Kind {
         match self {
-            Self::NotAReference | Self::NotSet(_) | Self::NotText(_) | Self::Read { .. } => Kind::Invalid,
+            Self::NotASource
+            | Self::Command { .. }
+            | Self::NotAReference
+            | Self::NotSet(_)
+            | Self::NotText(_)
+            | Self::Read { .. } => Kind::Invalid,
             Self::Exposed { .. } => Kind::Denied,
         }
     }

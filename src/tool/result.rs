@@ -104,7 +104,10 @@ impl Draft {
     }
 
     /// The result, cut to [`CAP`]; what was cut is stored first.
-    pub async fn fit(self, world: &dyn World) -> Result<ToolResult, Lost> {
+    pub async fn fit(mut self, world: &dyn World) -> Result<ToolResult, Lost> {
+        if let Some((name, details)) = world.aside() {
+            self.data.insert(name.to_owned(), details);
+        }
         let whole = self.put_in(self.bodies.iter().map(|body| body.text.clone()));
         if length(&whole) <= CAP {
             return Ok(whole);

@@ -102,6 +102,10 @@ pub trait World: Send + Sync + Debug {
     async fn list(&self, path: &str, depth: u32, max_entries: u32) -> Result<Listing, Error>;
     /// Searches a file, or all files below a directory whose path fits `glob`.
     async fn search(&self, path: &str, pattern: &str, glob: Option<&str>, max_matches: u32) -> Result<Found, Error>;
+    /// What else there is to know about what happened in it: a field of the result's data, and what it holds.
+    fn aside(&self) -> Option<(&'static str, serde_json::Value)> {
+        None
+    }
     async fn put_artifact(&self, content: &[u8]) -> Result<String, Lost>;
     /// None for an id that this run did not store.
     async fn get_artifact(&self, id: &str) -> Result<Option<Vec<u8>>, Lost>;

@@ -102,6 +102,7 @@ impl Bed {
             work_dirs: WorkDirs::new(data.path(), Volumes::folders(data.path())),
             store: Arc::clone(&store),
             clock: Arc::new(clock.clone()),
+            borders: None,
         };
         let fleet = Fleet::new(parts, config.clone()).await.unwrap();
         let recovered = fleet.recover().await;

@@ -21,6 +21,7 @@ use super::plan::{self, Plan};
 use super::trail::Trail;
 use super::verdict::{self, Verdict};
 use crate::assembly::Parts;
+use crate::border::{Guard, Operator, Post, Steps, Whose};
 use crate::cli::{Context, Error, Exit};
 use crate::ids::SandboxId;
 use crate::sandbox::disk::Volumes;
@@ -68,6 +69,8 @@ pub(super) struct Run {
     /// Where the command starts [default: /workspace, which is empty].
     #[arg(long, value_name = "DIR")]
     pub(super) workdir: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) egress: Operator,
     /// The command and its arguments.
     #[arg(trailing_var_arg = true, required = true)]
     pub(super) command: Vec<OsString>,
@@ -90,6 +93,8 @@ struct Session {
     trail: Trail,
     sandbox: Sandbox,
     directory: WorkDir,
+    /// The sandbox's way out, where the policy has one.
+    post: Option<Post>,
     /// Given back when the sandbox is gone.
     _claim: identity::Claim,
     interrupts: Interrupts,
@@ -99,10 +104,12 @@ impl Session {
     async fn open(run: Run, context: &Context) -> Result<Self, Error> {
         // First of all: a signal that comes while the sandbox is being made must not leave it behind.
         let interrupts = Interrupts::listen()?;
-        let parts = Parts::open(&context.data_dir).await?;
-        let plan = Plan::new(run, &context.data_dir)?;
+        let parts = Parts::open(&context.data_dir, run.egress.clone()).await?;
+        let mut plan = Plan::new(run, &context.data_dir)?;
         let backend = parts.backends.get(plan.backend).await?;
         plan.check(&backend.capabilities())?;
+        let guard = Guard::of(&plan.policy, &backend.capabilities(), Some(&parts.borders))?;
+        plan.surround(guard.variables());
         let claim = identity::Claim::take(&context.data_dir)?;
         let id = SandboxId::random();
         let trail = Trail::new(&parts, &id);
@@ -110,6 +117,11 @@ impl Session {
             let (volumes, owner) = (Volumes::new(&context.data_dir), claim.identity().host_uid());
             WorkDir::open(&context.data_dir, id.as_str(), &volumes, plan.policy.limits(), owner)
         })?;
+        let whose = Whose {
+            sandbox: id.clone(),
+            run: None,
+            steps: Steps::default(),
+        };
         let spec = plan.spec(id, claim.identity(), directory.workspace());
         // What killed ones left goes meanwhile; only this backend is looked at.
         let reaped = [plan.backend];
@@ -124,9 +136,18 @@ impl Session {
                 return Err(error.into());
             }
         };
+        let post = match guard.stand(&*backend, sandbox.handle(), &whose).await {
+            Ok(post) => post,
+            Err(error) => {
+                sandbox.destroy().await?;
+                directory.remove();
+                return Err(error.into());
+            }
+        };
         Ok(Self {
             sandbox,
             directory,
+            post,
             plan,
             trail,
             _claim: claim,
@@ -140,6 +161,7 @@ impl Session {
             trail,
             sandbox,
             directory,
+            post,
             _claim,
             interrupts,
         } = self;
@@ -148,6 +170,9 @@ impl Session {
             Err(error) => (End::none(&error), json!({ "reason": error.message })),
             Ok(()) => in_sandbox(&plan, &sandbox, interrupts).await,
         };
+        if let Some(post) = post {
+            post.close().await;
+        }
         let (closed, ended) = tokio::join!(sandbox.close(GRACE), trail.ended(&plan, end.outcome, details.clone()));
         // One that could not be removed may still write there: the next start sweeps both.
         if closed.is_ok() {

@@ -1,5 +1,6 @@
 //! What is to be made and run: decided from the flags and the policy before anything is.
 
+use std::collections::BTreeMap;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -18,6 +19,8 @@ pub(super) struct Plan {
     pub image: ImageRef,
     pub mounts: Vec<Mount>,
     pub command: Command,
+    /// The variables that the caller sets.
+    asked: BTreeMap<String, String>,
     /// Whether standard input is passed on.
     pub stdin: bool,
     /// The system-call filter.
@@ -30,7 +33,8 @@ impl Plan {
         let image = image::pinned(run.image.unwrap_or_else(|| policy.image().clone()), data_dir)?;
         // What the image sets lies below what the caller does.
         let mut env = image::environment(&image, data_dir)?;
-        env.extend(run.env);
+        let asked: BTreeMap<String, String> = run.env.into_iter().collect();
+        env.extend(asked.clone());
         let backend = backend(&policy, run.backend, &image)?;
         let filter = policy
             .seccomp()
@@ -51,9 +55,17 @@ impl Plan {
             image,
             mounts,
             command,
+            asked,
             stdin: run.stdin,
             filter,
         })
+    }
+
+    /// Adds variables of the sandbox's own: above what the image sets, below what the caller does.
+    pub fn surround(&mut self, variables: &BTreeMap<String, String>) {
+        let env = &mut self.command.env;
+        env.extend(variables.clone());
+        env.extend(self.asked.clone());
     }
 
     /// Refuses what the backend cannot give on this host: never something weaker.
@@ -207,6 +219,7 @@ mod tests {
             freeze: true,
             memory_snapshot: Vec::new(),
             moulds: Vec::new(),
+            borders: Vec::new(),
             lacks: Vec::new(),
         };
         use crate::sandbox::Isolation::{Container, Gvisor};

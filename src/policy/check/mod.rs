@@ -1,8 +1,9 @@
 //! From a file as written to a [`Policy`]: everything that a schema cannot say, every problem at once.
 //!
-//! This file: identity, sandbox and budgets. `tools.rs`: rules. `mounts.rs`: mounts.
+//! This file: identity, sandbox and budgets. `tools.rs`: rules. `mounts.rs`: mounts. `network.rs`: the way out.
 
 mod mounts;
+mod network;
 mod tools;
 
 use std::time::Duration;
@@ -12,7 +13,7 @@ use super::document::Document;
 use super::input::{BudgetsInput, Input, LimitsInput};
 use super::quantity::{parse_duration, parse_size, show_duration, show_size};
 use super::violation::Violation;
-use super::{Policy, schema, snapshot};
+use super::{Policy, Presets, schema, snapshot};
 use crate::sandbox::disk::{Quota, Rates};
 use crate::sandbox::seccomp::Profile;
 use crate::sandbox::{BackendName, ImageRef, Isolation, Limits};
@@ -25,15 +26,16 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 
-/// Checks a policy file. `parent` is the policy that it [extends](Document::extends).
+/// Checks a policy file. `parent` is the policy that it [extends](Document::extends); `presets` are where it names them from.
 ///
 /// # Errors
 /// Every problem, in the order of the file.
-pub fn check(document: &Document, parent: Option<&Policy>) -> Result<Policy, Vec<Violation>> {
+pub fn check(document: &Document, parent: Option<&Policy>, presets: &Presets) -> Result<Policy, Vec<Violation>> {
     let (value, violations) = schema::shape(document);
     let mut checker = Checker {
         document,
         parent,
+        presets,
         violations,
     };
     let policy = match serde_json::from_value::<Input>(value) {
@@ -60,6 +62,7 @@ pub fn check(document: &Document, parent: Option<&Policy>) -> Result<Policy, Vec
 struct Checker<'a> {
     document: &'a Document,
     parent: Option<&'a Policy>,
+    presets: &'a Presets,
     violations: Vec<Violation>,
 }
 
@@ -78,6 +81,8 @@ impl Checker<'_> {
         let limits = self.limits(&input.limits);
         let budgets = self.budgets(&input.budgets);
         let mounts = self.mounts(input.mounts.as_deref());
+        let network = self.network(&input.network);
+        let credentials = self.credentials(input.credentials.as_deref(), &network);
         let approvals_expire = self.approvals(input.approvals.expires.as_deref());
         let layers = self.layers(&name, &input.tools);
         input.format_version?;
@@ -92,6 +97,8 @@ impl Checker<'_> {
             limits,
             budgets,
             mounts,
+            network,
+            credentials,
             approvals_expire,
             layers,
             hash: String::new(),

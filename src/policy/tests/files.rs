@@ -379,6 +379,7 @@ fn policies_are_found_by_name_and_by_path() {
             "gvisor",
             "mine",
             "near",
+            "network-build",
             "offline-build",
             "orphan",
             "round",

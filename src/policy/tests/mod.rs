@@ -2,6 +2,7 @@
 
 mod decisions;
 mod files;
+mod network;
 mod properties;
 mod snapshots;
 
@@ -14,7 +15,7 @@ use super::*;
 const HEAD: &str = "format_version = 1\nname = \"t\"\n";
 
 fn parse(text: &str, parent: Option<&Policy>) -> Result<Policy, Vec<Violation>> {
-    Document::parse("t.toml", text).and_then(|document| check(&document, parent))
+    Document::parse("t.toml", text).and_then(|document| check(&document, parent, &Presets::default()))
 }
 
 fn policy(body: &str) -> Policy {

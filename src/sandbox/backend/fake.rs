@@ -206,6 +206,7 @@ impl Backend for Fake {
             freeze: true,
             memory_snapshot: Vec::new(),
             moulds: Vec::new(),
+            borders: Vec::new(),
             lacks: Vec::new(),
         }
     }

@@ -22,6 +22,8 @@ pub mod suite;
 pub use set::Backends;
 
 use std::fmt::Debug;
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
@@ -31,6 +33,7 @@ use tokio::net::UnixStream;
 use super::cgroup::Group;
 use super::{BackendName, Error, Identity, Isolation, Life, Losses, Spec, Usage};
 use crate::ids::SandboxId;
+use crate::process::Process;
 
 /// What a backend on this host can do; optional powers are data, not more methods.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +48,8 @@ pub struct Capabilities {
     pub memory_snapshot: Vec<Isolation>,
     /// The isolation levels in whose sandboxes processes can be taken, and cast ([`Sandbox::cast`](super::Sandbox::cast)).
     pub moulds: Vec<Isolation>,
+    /// The isolation levels whose sandboxes can be given a way out ([`Backend::doorway`]).
+    pub borders: Vec<Isolation>,
     /// What sandboxes of an isolation level do not give that others do.
     pub lacks: Vec<(Isolation, Lack)>,
 }
@@ -79,6 +84,26 @@ impl Lack {
             Self::WholeStatusShown => "whole_status_shown",
             Self::MagicLinksRefused => "magic_links_refused",
             Self::CommandsWithoutEnd => "commands_without_end",
+        }
+    }
+}
+
+/// The namespaces of a sandbox, for the host to enter. They last as long as this does.
+#[derive(Debug)]
+pub struct Doorway {
+    pub network: OwnedFd,
+    pub mounts: OwnedFd,
+}
+
+impl Doorway {
+    /// Those of a process; `None` when it has ended.
+    fn of(process: &Process) -> std::io::Result<Option<Self>> {
+        let open = |name: &str| File::open(format!("/proc/{}/ns/{name}", process.pid)).map(OwnedFd::from);
+        match (open("net"), open("mnt")) {
+            // It was that very process while they were opened: its number is not given away before it is gone.
+            (Ok(network), Ok(mounts)) if process.is_alive() => Ok(Some(Self { network, mounts })),
+            _ if !process.is_alive() => Ok(None),
+            (network, mounts) => Err(network.and(mounts).err().unwrap_or(std::io::ErrorKind::NotFound.into())),
         }
     }
 }
@@ -140,6 +165,14 @@ pub trait Backend: Send + Sync + Debug {
         Err(Error::Unsupported {
             wanted: format!("a process of sandbox `{}`", sandbox.id),
             missing: "only containers of the `oci` backend have processes that the host can read".to_owned(),
+        })
+    }
+    /// The namespaces of a sandbox that runs or stands still, in which the host can open sockets and place files. Nothing in it
+    /// takes part, or can keep that from being done.
+    async fn doorway(&self, sandbox: &Handle) -> Result<Doorway, Error> {
+        Err(Error::Unsupported {
+            wanted: format!("a network for sandbox `{}`", sandbox.id),
+            missing: "the host cannot enter its network namespace".to_owned(),
         })
     }
     async fn list_owned(&self) -> Result<Vec<Owned>, Error>;

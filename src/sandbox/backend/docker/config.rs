@@ -70,6 +70,15 @@ pub fn container(spec: &Spec, parts: Parts<'_>) -> Result<ContainerCreateBody, E
     for volume in &parts.image.volumes {
         tmpfs.insert(volume.clone(), "ro,nosuid,nodev,noexec,size=4096".to_owned());
     }
+    // Where the host puts what belongs to the sandbox's border; not within a volume, which nothing can be made in.
+    if !parts
+        .image
+        .volumes
+        .iter()
+        .any(|volume| Path::new(BORDER).starts_with(volume))
+    {
+        tmpfs.insert(BORDER.to_owned(), "ro,nosuid,nodev,noexec,size=4096".to_owned());
+    }
     tmpfs.insert("/tmp".to_owned(), format!("{scratch},mode=1777"));
     // Not `ShmSize`, which caps bytes alone.
     tmpfs.insert(
@@ -155,6 +164,9 @@ pub fn container(spec: &Spec, parts: Parts<'_>) -> Result<ContainerCreateBody, E
         ..ContainerCreateBody::default()
     })
 }
+
+/// A mount point, as the sandboxes of the `oci` backend have it.
+const BORDER: &str = "/run/exuvia";
 
 /// What is read back once the guest serves.
 pub fn expected(record: &Record, group: Group, remap: Option<u32>) -> Expected {

@@ -48,7 +48,7 @@ use self::line::Line;
 pub use self::record::FILE as RECORD;
 use self::record::Record;
 pub use self::stray::{Stray, Strays};
-use super::{Backend, Capabilities, Handle, Owned, guest_file, gvisor as runsc};
+use super::{Backend, Capabilities, Doorway, Handle, Owned, guest_file, gvisor as runsc};
 use crate::ids::SandboxId;
 use crate::process::Process;
 use crate::sandbox::cgroup::{self, Hierarchies};
@@ -432,6 +432,7 @@ impl Backend for Docker {
             freeze: true,
             memory_snapshot: Vec::new(),
             moulds: Vec::new(),
+            borders: vec![Isolation::Container],
             lacks: runsc::LACKS.map(|lack| (Isolation::Gvisor, lack)).into(),
         }
     }
@@ -639,6 +640,21 @@ impl Backend for Docker {
             identity: record.identity,
             user: self.user(record.identity)?,
         })
+    }
+
+    async fn doorway(&self, sandbox: &Handle) -> Result<Doorway, Error> {
+        let (doing, id) = ("enter", &sandbox.id);
+        let (_, pid) = self.group(doing, id).await?;
+        let failed = |error| Error::failed(doing, id, error);
+        let init = Process::find(pid.unsigned_abs()).map_err(failed)?;
+        // Whose it is was told before it was found.
+        self.group(doing, id).await?;
+        let doorway = init
+            .map(|init| Doorway::of(&init))
+            .transpose()
+            .map_err(failed)?
+            .flatten();
+        doorway.ok_or_else(|| Error::failed(doing, id, "it has ended"))
     }
 
     async fn programs(&self, sandbox: &Handle) -> Result<Option<cgroup::Group>, Error> {

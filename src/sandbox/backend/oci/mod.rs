@@ -39,7 +39,7 @@ use tokio::net::UnixStream;
 
 pub use record::FILE as RECORD;
 
-use super::{Backend, Capabilities, Doomed, Handle, Owned, Still, guest_file, gvisor};
+use super::{Backend, Capabilities, Doomed, Doorway, Handle, Owned, Still, guest_file, gvisor};
 use crate::ids::SandboxId;
 use crate::process::Process;
 use crate::sandbox::cgroup::{self, Hierarchies};
@@ -165,6 +165,7 @@ impl Backend for Oci {
             freeze: true,
             memory_snapshot: gvisor.into_iter().collect(),
             moulds: vec![Isolation::Container],
+            borders: vec![Isolation::Container],
             lacks: gvisor::LACKS.map(|lack| (Isolation::Gvisor, lack)).into(),
         }
     }
@@ -281,6 +282,18 @@ impl Backend for Oci {
     async fn destroy(&self, sandbox: &SandboxId) -> Result<(), Error> {
         let id = sandbox.clone();
         self.blocking(move |shared| ruin::destroy(shared, &id)).await
+    }
+
+    async fn doorway(&self, sandbox: &Handle) -> Result<Doorway, Error> {
+        let id = sandbox.id.clone();
+        self.blocking(move |shared| {
+            let failed = |reason: String| Error::failed("enter", &id, reason);
+            let init = shared.record(&id)?.init;
+            let init = init.ok_or_else(|| failed("it is being created".to_owned()))?;
+            let found = Doorway::of(&init).map_err(|error| failed(error.to_string()))?;
+            found.ok_or_else(|| failed("its first process has ended".to_owned()))
+        })
+        .await
     }
 
     async fn list_owned(&self) -> Result<Vec<Owned>, Error> {

@@ -103,6 +103,7 @@ impl Backend for Bare {
             freeze: false,
             memory_snapshot: Vec::new(),
             moulds: Vec::new(),
+            borders: Vec::new(),
             lacks: Vec::new(),
         }
     }
