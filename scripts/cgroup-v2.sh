@@ -81,7 +81,12 @@ mount -t sysfs none /sys
 mount -t cgroup2 none /sys/fs/cgroup
 mount -t tmpfs none /tmp
 mount -t tmpfs none /run
-modprobe -a overlay loop ext4
+modprobe -a overlay loop ext4 quota_v2
+# A data directory whose file system counts projects.
+truncate -s 1G /tmp/projects.img
+mkfs.ext4 -q -O quota,project -E quotatype=prjquota /tmp/projects.img
+mkdir /projects
+mount -o loop,prjquota /tmp/projects.img /projects
 exuvia=$(cat /exuvia)
 {
     echo "== kernel $(uname -r); controllers: $(cat /sys/fs/cgroup/cgroup.controllers)"
@@ -92,6 +97,13 @@ exuvia=$(cat /exuvia)
     echo "exit code $?"
     echo "== exuvia sandbox run: processes"
     "$exuvia" sandbox run --data-dir /tmp/data -- sh -c 'for i in $(seq 400); do sleep 100 & done; echo not reached' 2>&1 | sort | uniq -c
+    echo "== exuvia sandbox run: a disk with a project quota"
+    printf 'format_version = 1\nname = "small"\nextends = "default"\n[limits]\ndisk = "32MiB"\ndisk_kind = "project"\n' >/tmp/small.toml
+    "$exuvia" sandbox run --data-dir /projects/data --policy /tmp/small.toml -- \
+        sh -c 'cat /dev/zero >/workspace/big; stat -c %s /workspace/big; df -m /workspace | tail -n 1'
+    echo "== tests/sandbox: disks with project quotas"
+    TMPDIR=/projects /tests --test-threads=1 --color=never --nocapture disk::
+    echo "== these ended with $?"
     echo "== tests/sandbox"
     eval "set -- $(cat /filter)"
     /tests --test-threads=1 --color=never --skip what_a_killed_server_leaves "$@"
@@ -109,4 +121,5 @@ timeout 1500 qemu-system-x86_64 -accel tcg,thread=multi -m 3072 -smp 2 -display 
     -serial file:"$work/console" -kernel "$vmlinuz" -initrd "$work/initramfs" \
     -append 'console=ttyS0 quiet loglevel=1 panic=-1 sysrq_always_enabled=1' || true
 tr -d '\r' <"$work/console" | sed -n '/^== kernel/,$p'
-grep -q '^== tests ended with 0' "$work/console" || die "the tests did not pass; the end of the console: $(tail -n 5 "$work/console")"
+! grep -q "not with .project." "$work/console" || die "no project quota was tried"
+grep -q '^== these ended with 0' "$work/console" && grep -q '^== tests ended with 0' "$work/console" || die "the tests did not pass; the end of the console: $(tail -n 5 "$work/console")"

@@ -72,7 +72,7 @@
 //!   strict fake in memory.
 //! - [`tasks`], [`clock`], [`ids`], [`error`], [`process`]: background work with an owner; time and identities as values; what
 //!   all errors share; which process is which. [`chaos`]: switches for proving durability on a real process.
-//!   `scratch`, `skip`: for tests alone, those in `tests/` too.
+//!   `mount_attr`: a call to the kernel that the forge and workspaces make. `scratch`, `skip`: for tests alone, those in `tests/` too.
 //!
 //! # Who depends on whom
 //!
@@ -120,6 +120,7 @@
 
 pub mod forge;
 pub mod guest;
+mod mount_attr;
 pub mod wire;
 
 #[cfg(feature = "host")]

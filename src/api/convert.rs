@@ -420,11 +420,14 @@ fn kind(event: &Event) -> proto::event::Kind {
             attempt,
             fault: why,
             retry,
+            blame: _,
+            retry_in,
         } => Kind::ToolLost(proto::StepLost {
             step,
             attempt,
             fault: Some(fault(&why)),
             retry,
+            retry_in: retry_in.and_then(duration),
         }),
         Event::CheckFinished {
             step,
@@ -445,11 +448,14 @@ fn kind(event: &Event) -> proto::event::Kind {
             attempt,
             fault: why,
             retry,
+            blame: _,
+            retry_in,
         } => Kind::CheckLost(proto::StepLost {
             step,
             attempt,
             fault: Some(fault(&why)),
             retry,
+            retry_in: retry_in.and_then(duration),
         }),
         Event::PauseRequested { by, reason, now } => Kind::PauseRequested(proto::Control {
             by,

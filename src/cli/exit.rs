@@ -20,6 +20,9 @@ Exit codes:
 /// The stable reason of a disk that is full, as a server gives it.
 pub const DISK_FULL: &str = "DISK_FULL";
 
+/// The reason of work that an interrupt ended, and that left nothing.
+pub const INTERRUPTED: &str = "INTERRUPTED";
+
 /// How a command ended, as its exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
@@ -47,21 +50,27 @@ pub enum Exit {
     Passed(u8),
 }
 
+impl Exit {
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Ok => 0,
+            Self::Failed => 1,
+            Self::Usage => 2,
+            Self::Exhausted => 3,
+            Self::Cancelled => 4,
+            Self::Parked => 5,
+            Self::Refused => 6,
+            Self::Unavailable => 7,
+            Self::DiskFull => 8,
+            Self::Internal => 70,
+            Self::Passed(code) => code,
+        }
+    }
+}
+
 impl From<Exit> for std::process::ExitCode {
     fn from(exit: Exit) -> Self {
-        Self::from(match exit {
-            Exit::Ok => 0,
-            Exit::Failed => 1,
-            Exit::Usage => 2,
-            Exit::Exhausted => 3,
-            Exit::Cancelled => 4,
-            Exit::Parked => 5,
-            Exit::Refused => 6,
-            Exit::Unavailable => 7,
-            Exit::DiskFull => 8,
-            Exit::Internal => 70,
-            Exit::Passed(code) => code,
-        })
+        Self::from(exit.code())
     }
 }
 
@@ -92,6 +101,22 @@ impl Error {
         Self::new(kind, crate::error::chain(error))
     }
 
+    /// Something here that could not be written: a disk that is full, a place where nobody may, or one that is not there.
+    pub fn local(doing: &str, error: &std::io::Error) -> Self {
+        use std::io::ErrorKind as Io;
+        let (kind, reason) = match error.kind() {
+            Io::StorageFull | Io::QuotaExceeded => (Kind::Exhausted, Some(DISK_FULL.to_owned())),
+            Io::PermissionDenied | Io::ReadOnlyFilesystem => (Kind::Denied, None),
+            Io::AlreadyExists | Io::NotADirectory | Io::IsADirectory => (Kind::Exists, None),
+            Io::NotFound => (Kind::Invalid, None),
+            _ => (Kind::Unavailable, None),
+        };
+        Self {
+            reason,
+            ..Self::new(kind, format!("{doing}: {error}"))
+        }
+    }
+
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
@@ -100,6 +125,9 @@ impl Error {
     pub fn exit(&self) -> Exit {
         if self.reason.as_deref() == Some(DISK_FULL) {
             return Exit::DiskFull;
+        }
+        if self.reason.as_deref() == Some(INTERRUPTED) {
+            return Exit::Passed(130);
         }
         match self.kind {
             Kind::Invalid => Exit::Usage,
@@ -144,5 +172,20 @@ mod tests {
         assert_eq!(error.exit(), Exit::Unavailable);
         error.reason = Some(DISK_FULL.to_owned());
         assert_eq!(error.exit(), Exit::DiskFull);
+        let of = |errno| Error::local("cannot copy `a`", &std::io::Error::from_raw_os_error(errno));
+        for (errno, exit) in [
+            (nix::libc::ENOSPC, Exit::DiskFull),
+            (nix::libc::EDQUOT, Exit::DiskFull),
+            (nix::libc::EACCES, Exit::Refused),
+            (nix::libc::EROFS, Exit::Refused),
+            (nix::libc::ENOENT, Exit::Usage),
+            (nix::libc::EIO, Exit::Unavailable),
+        ] {
+            assert_eq!(of(errno).exit(), exit, "{errno}");
+        }
+        assert_eq!(
+            of(nix::libc::ENOSPC).message,
+            "cannot copy `a`: No space left on device (os error 28)"
+        );
     }
 }

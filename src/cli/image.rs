@@ -104,6 +104,9 @@ struct Pull {
     /// Speak HTTP without TLS; for a registry on this host's loopback only.
     #[arg(long)]
     plain_http: bool,
+    /// Trust what is signed by the authorities in this file (PEM), besides those that this host trusts.
+    #[arg(long, value_name = "FILE", conflicts_with = "plain_http")]
+    registry_ca: Option<PathBuf>,
     /// Give up after this long.
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = humantime::parse_duration)]
     timeout: Duration,
@@ -144,7 +147,10 @@ pub async fn run(args: Args, context: &Context) -> Result<Exit, Error> {
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         let hint = error.hint();
-        let shown = Self::of(error.kind(), &error);
+        let mut shown = Self::of(error.kind(), &error);
+        if matches!(error, StoreError::Cancelled) {
+            shown.reason = Some(super::exit::INTERRUPTED.to_owned());
+        }
         match hint {
             Some(hint) => shown.hint(hint),
             None => shown,

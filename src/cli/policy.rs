@@ -246,7 +246,13 @@ fn show(policy: &Policy) -> String {
         format!("{}, {} files", show_size(quota.bytes), quota.inodes)
     });
     let kind = limits.disk_kind.map_or("any".to_owned(), |kind| kind.to_string());
-    line("disk", format!("{disk}, kind {kind}"));
+    let rate =
+        |what: &str, rate: Option<u64>| rate.map_or(String::new(), |rate| format!(", {what} {}/s", show_size(rate)));
+    let (read, write) = (limits.disk_rates.read, limits.disk_rates.write);
+    line(
+        "disk",
+        format!("{disk}, kind {kind}{}{}", rate("reads", read), rate("writes", write)),
+    );
     let count = |n: Option<u64>| n.map_or("no limit".to_owned(), |n| n.to_string());
     line(
         "budgets",

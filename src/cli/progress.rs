@@ -70,7 +70,12 @@ impl Progress {
             )),
             Some(Kind::ToolLost(lost) | Kind::CheckLost(lost)) => {
                 let why = lost.fault.as_ref().map_or("", |fault| &fault.message);
-                Some(format!("step {}: sandbox lost: {why}", lost.step))
+                let next = match (lost.retry, &lost.retry_in) {
+                    (false, _) => String::new(),
+                    (true, Some(wait)) if wait.seconds > 0 => format!("; again in {} s", wait.seconds),
+                    (true, _) => "; again".to_owned(),
+                };
+                Some(format!("step {}: sandbox lost: {why}{next}", lost.step))
             }
             Some(Kind::CheckFinished(done)) => Some(format!(
                 "completion check {}",

@@ -411,25 +411,27 @@ async fn pull(
     save(chunks.map(|chunk| Ok(chunk?.data)), output, context).await
 }
 
-/// Writes a stream of bytes to a file, or to stdout for `-`.
+/// Writes a stream of bytes to a file, or to stdout for `-`. A file is there whole or not at all.
 async fn save(
-    mut pieces: impl Stream<Item = Result<Vec<u8>, Status>> + Unpin,
+    pieces: impl Stream<Item = Result<Vec<u8>, Status>> + Unpin,
     output: &Path,
     context: &Context,
 ) -> Result<Exit, Error> {
-    let fail = |error: std::io::Error| Error::of(Kind::Unavailable, &error);
     let is_stdout = output == Path::new("-");
-    let mut to: Box<dyn Write> = match is_stdout {
-        true => Box::new(std::io::stdout().lock()),
-        false => Box::new(std::fs::File::create(output).map_err(fail)?),
+    let fail = |error: std::io::Error| Error::local(&format!("cannot write `{}`", output.display()), &error);
+    let bytes = match is_stdout {
+        true => pour(pieces, std::io::stdout(), fail).await?,
+        false => {
+            let file = std::fs::File::create(output).map_err(fail)?;
+            let is_file = file.metadata().is_ok_and(|found| found.is_file());
+            let poured = pour(pieces, file, fail).await;
+            if poured.is_err() && is_file {
+                // Half of it is worth nothing; where it cannot be removed, the failure is told all the same.
+                let _ = std::fs::remove_file(output);
+            }
+            poured?
+        }
     };
-    let mut bytes = 0;
-    while let Some(piece) = pieces.next().await {
-        let data = piece?;
-        bytes += data.len();
-        to.write_all(&data).map_err(fail)?;
-    }
-    to.flush().map_err(fail)?;
     if !is_stdout {
         context.finish(
             &json!({ "file": output, "bytes": bytes }),
@@ -437,4 +439,20 @@ async fn save(
         );
     }
     Ok(Exit::Ok)
+}
+
+/// Writes all of a stream; how many bytes it was.
+async fn pour(
+    mut pieces: impl Stream<Item = Result<Vec<u8>, Status>> + Unpin,
+    mut to: impl Write,
+    fail: impl Fn(std::io::Error) -> Error,
+) -> Result<usize, Error> {
+    let mut bytes = 0;
+    while let Some(piece) = pieces.next().await {
+        let data = piece?;
+        bytes += data.len();
+        to.write_all(&data).map_err(&fail)?;
+    }
+    to.flush().map_err(&fail)?;
+    Ok(bytes)
 }

@@ -7,6 +7,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
+use crate::mount_attr;
+pub use crate::mount_attr::{NODEV, NOEXEC, NOSUID, RDONLY};
+
 const OPEN_TREE_CLONE: libc::c_uint = 1;
 const MOVE_MOUNT_F_EMPTY_PATH: libc::c_uint = 0x04;
 const MOVE_MOUNT_T_EMPTY_PATH: libc::c_uint = 0x40;
@@ -15,12 +18,6 @@ const FSMOUNT_CLOEXEC: libc::c_uint = 1;
 const FSCONFIG_SET_FLAG: libc::c_uint = 0;
 const FSCONFIG_SET_STRING: libc::c_uint = 1;
 const FSCONFIG_CMD_CREATE: libc::c_uint = 6;
-
-/// Flags of a mount, `MOUNT_ATTR_*`.
-pub const RDONLY: u64 = 0x1;
-pub const NOSUID: u64 = 0x2;
-pub const NODEV: u64 = 0x4;
-pub const NOEXEC: u64 = 0x8;
 
 /// A new child of this process, `None` in the child. Both sides may go on with any code.
 pub fn clone(flags: libc::c_int, group: Option<BorrowedFd<'_>>) -> nix::Result<Option<Pid>> {
@@ -85,32 +82,11 @@ pub fn attach_on(mount: impl AsFd, target: impl AsFd) -> nix::Result<()> {
 
 /// Adds flags to a mount.
 pub fn harden(mount: impl AsFd, flags: u64) -> nix::Result<()> {
-    // struct mount_attr of mount_setattr(2).
-    #[repr(C)]
-    struct Attributes {
-        set: u64,
-        clear: u64,
-        propagation: u64,
-        user_namespace: u64,
-    }
-    let attributes = Attributes {
+    let set = mount_attr::Change {
         set: flags,
-        clear: 0,
-        propagation: 0,
-        user_namespace: 0,
+        ..mount_attr::Change::default()
     };
-    // SAFETY: the name and the attributes, which have the kernel's layout, outlive the call; it only reads them.
-    let set = unsafe {
-        libc::syscall(
-            libc::SYS_mount_setattr,
-            mount.as_fd().as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
-            &raw const attributes,
-            size_of::<Attributes>(),
-        )
-    };
-    Errno::result(set).map(drop)
+    mount_attr::change(mount, set)
 }
 
 /// A fresh file system, attached nowhere. `options` without a value are flags.

@@ -28,6 +28,8 @@ use prost::Message;
 use prost::bytes::BytesMut;
 
 pub use self::attach::no_such_exec;
+use self::end::Used;
+use self::input::TypedEnd;
 use super::child::Child;
 use super::leash::{Leash, Tag};
 use super::outbox::Outbox;
@@ -136,6 +138,8 @@ pub struct Session<'a> {
     stdin_eof: bool,
     /// Whether the input so far ends within a line.
     is_mid_line: bool,
+    /// Of a terminal whose input has ended.
+    typed_end: Option<TypedEnd>,
     sources: Vec<Source>,
     begun: Instant,
     begun_ms: u64,
@@ -148,6 +152,8 @@ pub struct Session<'a> {
     killed_descendants: HashSet<Pid>,
     /// Not by this.
     others_killed: u32,
+    /// By those that the main process had not waited for.
+    others_used: Used,
     main_ended: Option<Reaped>,
     /// No child is left.
     alone: bool,
@@ -201,6 +207,7 @@ impl<'a> Session<'a> {
             uncredited: 0,
             stdin_eof: false,
             is_mid_line: false,
+            typed_end: None,
             sources: child.outputs.into_iter().map(source).collect::<Result<_, _>>()?,
             begun,
             begun_ms: sys::monotonic_ms(),
@@ -211,6 +218,7 @@ impl<'a> Session<'a> {
             killed_by: None,
             killed_descendants: HashSet::new(),
             others_killed: 0,
+            others_used: Used::default(),
             main_ended: None,
             alone: false,
             released: false,
@@ -267,6 +275,7 @@ impl<'a> Session<'a> {
                 self.conclude();
             }
             self.carry_output()?;
+            self.end_again()?;
             if self.is_done() {
                 return Ok(());
             }
@@ -344,7 +353,8 @@ impl<'a> Session<'a> {
             Phase::Starting { .. } | Phase::Running => self.times_out,
         };
         let next = self.kill_at.or(release);
-        let Some(next) = next.into_iter().chain(self.hush_until).min() else {
+        let look = self.typed_end.as_ref().map(|typed| typed.look_at);
+        let Some(next) = next.into_iter().chain(self.hush_until).chain(look).min() else {
             return PollTimeout::NONE;
         };
         // Rounded up, or the loop would spin through the last millisecond.

@@ -44,11 +44,25 @@ fn set_size(master: &impl AsFd, size: TerminalSize) -> io::Result<()> {
     Ok(())
 }
 
-/// The character that ends input, while the terminal works in lines.
-pub fn end_of_input(master: &impl AsFd) -> Option<u8> {
+/// How a terminal takes its input, and its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Discipline {
+    /// In lines: the character is the end.
+    Lines,
+    /// Key by key: the character is a key like others. Whoever edits lines by itself (a shell, an interpreter) takes it for the
+    /// end; a terminal has no other that would leave it what it is.
+    Keys,
+}
+
+/// The character that ends input, and what it is now; `None` where there is none.
+pub fn end_of_input(master: &impl AsFd) -> Option<(u8, Discipline)> {
     let settings = tcgetattr(master).ok()?;
-    let lines = settings.local_flags.contains(LocalFlags::ICANON);
-    lines.then(|| settings.control_chars[SpecialCharacterIndices::VEOF as usize])
+    let mode = match settings.local_flags.contains(LocalFlags::ICANON) {
+        true => Discipline::Lines,
+        false => Discipline::Keys,
+    };
+    let end = settings.control_chars[SpecialCharacterIndices::VEOF as usize];
+    (end != 0).then_some((end, mode))
 }
 
 /// Whether the kernel's terminals leave a part to us, as gVisor's do.

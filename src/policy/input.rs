@@ -92,6 +92,11 @@ pub struct LimitsInput {
     /// file system of its own in a file) or `tmpfs` (memory; at most half of `memory`). Default: the first of these that the host
     /// has.
     pub disk_kind: Option<DiskKind>,
+    /// Most that is read from the disk of `/workspace` in a second, 64KiB to 1TiB. A host that cannot enforce it refuses the run:
+    /// it takes control groups of version 2, and the backend `oci`. Default: no limit.
+    pub disk_read: Option<String>,
+    /// The same for what is written there.
+    pub disk_write: Option<String>,
     /// Largest single file that can be written, 1MiB to 16TiB. Default: `2GiB`.
     pub file_size: Option<String>,
     /// Life of the sandbox, 1s to 7 days. Default: `1h`.

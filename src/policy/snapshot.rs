@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::budgets::Budgets;
 use super::rules::{Layer, Matcher, Rule, Tools};
 use super::{Error, FORMAT_VERSION, Outside, Policy, Verdict};
-use crate::sandbox::disk::{Kind as DiskKind, Quota};
+use crate::sandbox::disk::{Kind as DiskKind, Quota, Rates};
 use crate::sandbox::seccomp::Profile;
 use crate::sandbox::{BackendName, Isolation, Limits, Mount};
 use network::{CredentialForm, NetworkForm};
@@ -74,6 +74,8 @@ struct LimitsForm {
     disk: Option<Quota>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     disk_kind: Option<DiskKind>,
+    #[serde(default, skip_serializing_if = "Rates::is_unlimited")]
+    disk_rates: Rates,
 }
 
 /// What [`LimitsForm`] means where it says nothing.
@@ -240,6 +242,7 @@ impl Meaning {
                 shm_bytes: (limits.shm_bytes != FIRST_SHM_BYTES).then_some(limits.shm_bytes),
                 disk: limits.disk,
                 disk_kind: limits.disk_kind,
+                disk_rates: limits.disk_rates,
             },
             budgets: BudgetsForm {
                 steps: budgets.steps,
@@ -324,6 +327,7 @@ impl Snapshot {
                 shm_bytes: limits.shm_bytes.unwrap_or(FIRST_SHM_BYTES),
                 disk: limits.disk,
                 disk_kind: limits.disk_kind,
+                disk_rates: limits.disk_rates,
             },
             budgets: Budgets {
                 steps: budgets.steps,

@@ -23,6 +23,7 @@ use crate::sandbox::{self, BackendName, Identity, ImageRef, Isolation, Limits, S
 use crate::store::{self, RunRecord, Store};
 use crate::task::Task;
 use crate::tool::registry::Registry;
+use crate::tool::world::Blame;
 use crate::tool::{self, ToolResult};
 use crate::workdir::{self, WorkDir, WorkDirs};
 use crate::workspace::overlay::{Look, Reading, Site};
@@ -70,6 +71,21 @@ impl Error {
         }
     }
 
+    /// Whose doing it is that a step was lost.
+    pub fn blame(&self) -> Blame {
+        match self {
+            Self::Lost(lost) => lost.blame,
+            Self::Sandbox(_)
+            | Self::Workspace(_)
+            | Self::Store(_)
+            | Self::Filter(_)
+            | Self::Border(_)
+            | Self::Isolation { .. }
+            | Self::Directory(_)
+            | Self::Full { .. } => Blame::Host,
+        }
+    }
+
     /// Stable code for [`crate::error::Fault`].
     pub fn code(&self) -> &'static str {
         match self {
@@ -81,6 +97,7 @@ impl Error {
                 "isolation_unavailable"
             }
             Self::Sandbox(sandbox::Error::Image { .. }) => "image",
+            Self::Lost(lost) if lost.blame == Blame::Program => "sandbox_exhausted",
             Self::Border(border::Error::Doors(_) | border::Error::Sandbox(_)) | Self::Sandbox(_) | Self::Lost(_) => {
                 "sandbox_lost"
             }

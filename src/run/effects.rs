@@ -12,36 +12,23 @@ use super::bench::{self, Bench};
 use super::decide::Rules;
 use super::event::{Call, Event};
 use super::hub::Hub;
+use super::retry::{Losses, has_another_model_call, has_another_try};
 use super::session::Session;
 use super::state::{Effect, State};
 use crate::audit;
 use crate::chaos::{KillAt, Moment};
-use crate::clock::Clock;
+use crate::clock::{Clock, Timestamp};
 use crate::error::Fault;
 use crate::model::{self, ModelClient, NoTokens};
 use crate::store::{RunRecord, Store};
-use crate::tool::world::Lost;
+use crate::tool::world::{Blame, Lost};
 use crate::tool::{Effect as ToolEffect, ToolResult};
 use crate::workspace::Revision;
 
-/// Attempts at one model call before the run fails.
-const MODEL_ATTEMPTS: u32 = 5;
-/// Attempts at one tool call, or check, whose sandbox was lost.
-const SANDBOX_ATTEMPTS: u32 = 3;
 /// How long making a sandbox with its workspace may take.
 const OPENING: Duration = Duration::from_secs(300);
 /// How long taking a workspace in may take.
 const SNAPSHOT: Duration = Duration::from_secs(300);
-
-/// Whether a model call that failed is made again, after `failures` of its kind.
-pub fn has_another_model_call(is_retryable: bool, failures: u32) -> bool {
-    is_retryable && failures + 1 < MODEL_ATTEMPTS
-}
-
-/// Whether what lost its sandbox is tried again, after `failures` of its kind.
-pub fn has_another_try(is_retryable: bool, failures: u32) -> bool {
-    is_retryable && failures + 1 < SANDBOX_ATTEMPTS
-}
 
 /// What all runs of a service share.
 #[derive(Debug)]
@@ -137,7 +124,6 @@ impl Job {
     /// The work of an effect. Dropping it stops the effect; nothing of it is then kept.
     pub fn perform(self: Arc<Self>, effect: &Effect, state: &State, session: &Session) -> Option<Work> {
         let now = self.clock.now();
-        let limit = state.step_limit(now);
         match *effect {
             Effect::CallModel {
                 step,
@@ -147,7 +133,7 @@ impl Job {
                 let request = model::Request {
                     messages: session.messages(),
                     tools: self.rules.registry.definitions(),
-                    timeout: limit,
+                    timeout: state.step_limit(now),
                 };
                 let wait = not_before.map_or(Duration::ZERO, |at| at.since(now));
                 let failures = state.failures(step);
@@ -158,23 +144,19 @@ impl Job {
             }
             Effect::RunTool { step, attempt } => {
                 let call = session.call(step)?.clone();
-                let attempt = Attempt {
-                    number: attempt,
-                    failures: state.failures(step),
-                    workspace: state.workspace,
-                    limit,
-                };
-                Some(Box::pin(async move { self.run_tool(&call, attempt).await }))
+                let attempt = Attempt::of(state, step, attempt, now);
+                Some(Box::pin(async move {
+                    tokio::time::sleep(attempt.losses.wait()).await;
+                    self.run_tool(&call, attempt).await
+                }))
             }
             Effect::RunCheck { step, attempt } => {
                 let command = self.rules.task.check.clone()?;
-                let attempt = Attempt {
-                    number: attempt,
-                    failures: state.failures(step),
-                    workspace: state.workspace,
-                    limit,
-                };
-                Some(Box::pin(async move { self.run_check(step, &command, attempt).await }))
+                let attempt = Attempt::of(state, step, attempt, now);
+                Some(Box::pin(async move {
+                    tokio::time::sleep(attempt.losses.wait()).await;
+                    self.run_check(step, &command, attempt).await
+                }))
             }
             Effect::Decide { .. } | Effect::Start { .. } | Effect::Probe { .. } | Effect::End { .. } => None,
         }
@@ -247,12 +229,19 @@ impl Job {
                 duration,
             },
             Err(error) => {
-                let (fault, retry) = attempt.lost(&error);
+                let Loss {
+                    fault,
+                    retry,
+                    blame,
+                    retry_in,
+                } = attempt.lost(&error);
                 Event::ToolLost {
                     step,
                     attempt: number,
                     fault,
                     retry,
+                    blame: Some(blame),
+                    retry_in,
                 }
             }
         };
@@ -283,12 +272,19 @@ impl Job {
                 }
             }
             Err(error) => {
-                let (fault, retry) = attempt.lost(&error);
+                let Loss {
+                    fault,
+                    retry,
+                    blame,
+                    retry_in,
+                } = attempt.lost(&error);
                 Event::CheckLost {
                     step,
                     attempt: number,
                     fault,
                     retry,
+                    blame: Some(blame),
+                    retry_in,
                 }
             }
         };
@@ -382,18 +378,41 @@ impl Job {
 struct Attempt {
     /// From 1, outages counted.
     number: u32,
-    /// Tries before this one that were lost with their sandbox.
-    failures: u32,
+    /// Tries before this one.
+    losses: Losses,
     workspace: Revision,
     limit: Duration,
 }
 
 impl Attempt {
-    /// What a try that could not be made tells, and whether there is another.
-    fn lost(&self, error: &bench::Error) -> (Fault, bool) {
-        let retry = has_another_try(error.kind().is_retryable(), self.failures);
-        (Fault::of(error.code(), error.kind(), error), retry)
+    fn of(state: &State, step: u32, number: u32, now: Timestamp) -> Self {
+        let losses = state.losses(step);
+        Self {
+            number,
+            losses,
+            workspace: state.workspace,
+            limit: state.step_limit(now.plus(losses.wait())),
+        }
     }
+
+    fn lost(&self, error: &bench::Error) -> Loss {
+        let blame = error.blame();
+        let retry = has_another_try(Some(blame), error.kind().is_retryable(), self.losses);
+        Loss {
+            fault: Fault::of(error.code(), error.kind(), error),
+            retry,
+            blame,
+            retry_in: retry.then(|| self.losses.and(Some(blame)).wait()),
+        }
+    }
+}
+
+/// A try that could not be made, or was lost, and whether there is another.
+struct Loss {
+    fault: Fault,
+    retry: bool,
+    blame: Blame,
+    retry_in: Option<Duration>,
 }
 
 /// How a try went, and what it ran.

@@ -12,6 +12,7 @@ use crate::error::Fault;
 use crate::ids::{ApprovalId, RunId};
 use crate::model::Reply;
 use crate::policy::{Budgets, Decision};
+use crate::tool::world::Blame;
 use crate::tool::{Effect, ToolResult};
 use crate::workspace::Revision;
 
@@ -109,6 +110,11 @@ pub enum Event {
         attempt: u32,
         fault: Fault,
         retry: bool,
+        /// Not in older journals.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        blame: Option<Blame>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        retry_in: Option<Duration>,
     },
     /// A call with an effect outside was cut off, and nobody knows whether it happened. A person decides: `approved` =
     /// call it again, else the model is told (requirements D5, D6).
@@ -138,6 +144,11 @@ pub enum Event {
         attempt: u32,
         fault: Fault,
         retry: bool,
+        /// Not in older journals.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        blame: Option<Blame>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        retry_in: Option<Duration>,
     },
     PauseRequested {
         by: String,

@@ -24,6 +24,7 @@ pub mod hub;
 pub mod lease;
 pub mod recording;
 pub mod replay;
+mod retry;
 pub mod service;
 pub mod session;
 #[cfg(test)]

@@ -12,9 +12,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::decide::{self, Rules};
-use super::effects::{has_another_model_call, has_another_try};
 use super::event::{Entry, Event, FORMAT_VERSION};
 use super::recording::Recording;
+use super::retry::{has_another_model_call, has_another_try};
 use super::session::Session;
 use super::state::{self, Effect, State};
 use super::{Error, driver};
@@ -229,15 +229,22 @@ impl Replay {
                     .ok_or_else(instead)
             }
             Event::ToolLost {
-                step, attempt, fault, ..
+                step,
+                attempt,
+                fault,
+                blame,
+                ..
             } => {
                 wanted(Effect::RunTool { step, attempt })?;
-                let retry = has_another_try(fault.retryable, state.failures(step));
+                let losses = state.losses(step);
+                let retry = has_another_try(blame, fault.retryable, losses);
                 Ok(Event::ToolLost {
                     step,
                     attempt,
                     fault,
                     retry,
+                    blame,
+                    retry_in: blame.filter(|_| retry).map(|_| losses.and(blame).wait()),
                 })
             }
             Event::CheckFinished {
@@ -259,15 +266,22 @@ impl Replay {
                 })
             }
             Event::CheckLost {
-                step, attempt, fault, ..
+                step,
+                attempt,
+                fault,
+                blame,
+                ..
             } => {
                 wanted(Effect::RunCheck { step, attempt })?;
-                let retry = has_another_try(fault.retryable, state.failures(step));
+                let losses = state.losses(step);
+                let retry = has_another_try(blame, fault.retryable, losses);
                 Ok(Event::CheckLost {
                     step,
                     attempt,
                     fault,
                     retry,
+                    blame,
+                    retry_in: blame.filter(|_| retry).map(|_| losses.and(blame).wait()),
                 })
             }
             Event::Ended { .. } => due

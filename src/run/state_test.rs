@@ -14,6 +14,7 @@ use crate::error::Fault;
 use crate::ids::{ApprovalId, RunId};
 use crate::model::{Assistant, Finish, Message, Reply, Usage};
 use crate::policy::{Budgets, Decision, Verdict};
+use crate::tool::world::Blame;
 use crate::tool::{Effect as ToolEffect, ToolResult};
 use crate::workspace::{Revision, TreeId};
 
@@ -416,6 +417,8 @@ fn outages_do_not_use_up_the_attempts_that_failures_have() {
         attempt: 6,
         fault,
         retry: true,
+        blame: None,
+        retry_in: None,
     });
     assert_eq!(
         (life.state.failures(2), state::due(&life.state)),
@@ -626,12 +629,16 @@ fn options(life: &Life, choice: u8) -> Vec<Event> {
                     attempt,
                     fault: fault.clone(),
                     retry: true,
+                    blame: Some(Blame::Host),
+                    retry_in: None,
                 });
                 events.push(Event::ToolLost {
                     step,
                     attempt,
                     fault,
                     retry: false,
+                    blame: None,
+                    retry_in: None,
                 });
             }
             Effect::RunCheck { step, attempt } => {
@@ -651,6 +658,8 @@ fn options(life: &Life, choice: u8) -> Vec<Event> {
                     attempt,
                     fault,
                     retry: choice.is_multiple_of(2),
+                    blame: Some(Blame::Program),
+                    retry_in: None,
                 });
             }
             Effect::Probe { step, attempt } => {

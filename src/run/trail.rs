@@ -108,14 +108,18 @@ pub fn records(run: &RunRecord, session: &Session, entry: &Entry) -> Vec<Record>
             attempt,
             fault,
             retry,
+            blame,
+            ..
         }
         | Event::CheckLost {
             step,
             attempt,
             fault,
             retry,
+            blame,
+            ..
         } => {
-            let details = json!({ "step": step, "attempt": attempt, "fault": fault, "retry": retry });
+            let details = json!({ "step": step, "attempt": attempt, "fault": fault, "retry": retry, "blame": blame });
             vec![maker.record(&actor, "step.lost", "failed", details)]
         }
         Event::CheckFinished {

@@ -10,7 +10,9 @@ use crate::audit::Record;
 use crate::border::{self, Mark};
 use crate::sandbox::files::{self, Range, Search};
 use crate::sandbox::{self, Cause};
-use crate::tool::world::{Command, Entry, Error, FileKind, Found, Listing, Lost, Match, Outcome, Refusal, Stat, World};
+use crate::tool::world::{
+    Blame, Command, Entry, Error, FileKind, Found, Listing, Lost, Match, Outcome, Refusal, Stat, World,
+};
 
 /// Most bytes of each stream that a command's result is made from.
 const OUTPUT: usize = 8 << 20;
@@ -75,7 +77,11 @@ impl World for Inside<'_> {
             "stderr_bytes": finished.stderr.total_bytes() });
         self.on_record(command, outcome_of(&ended.cause), details);
         if let Some(reason) = ended.cause.sandbox_gone() {
-            return Err(Lost::new(reason).into());
+            let blame = match ended.cause.is_by_program() {
+                true => Blame::Program,
+                false => Blame::Host,
+            };
+            return Err(Lost { reason, blame }.into());
         }
         Ok(Outcome {
             stdout: finished.stdout,

@@ -24,7 +24,7 @@ pub use capture::{Captured, Finished};
 pub use command::{Background, Command, GRACE, MAX_GRACE, Overflow, Stdin, TerminalSize};
 pub(super) use company::Company;
 pub(super) use driver::{Counters, attach, start};
-pub use ended::{Cause, Counts, EndReason, Ended, Pressure};
+pub use ended::{Cause, Counts, EndReason, Ended, Pressure, Used};
 pub use handle::{Closed, Control, Exec, Outputs};
 pub(super) use judge::Place;
 

@@ -205,6 +205,9 @@ pub struct Limits {
     pub disk: Option<disk::Quota>,
     /// What must enforce that; `None`: whatever this host has.
     pub disk_kind: Option<disk::Kind>,
+    /// How fast `/workspace` is; where it is memory, as fast as that.
+    #[serde(default, skip_serializing_if = "disk::Rates::is_unlimited")]
+    pub disk_rates: disk::Rates,
     /// Largest single file that can be written (RLIMIT_FSIZE).
     pub file_bytes: u64,
     /// Life of the whole sandbox.
@@ -224,6 +227,7 @@ impl Default for Limits {
             shm_bytes: 64 << 20,
             disk: Some(disk::Quota::default()),
             disk_kind: None,
+            disk_rates: disk::Rates::default(),
             file_bytes: 2 << 30,
             wall_time: Duration::from_secs(3600),
         }

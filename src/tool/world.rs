@@ -8,6 +8,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
 
 use crate::sandbox::{Captured, Cause};
 
@@ -115,11 +116,26 @@ pub trait World: Send + Sync + Debug {
 #[error("the sandbox was lost: {reason}")]
 pub struct Lost {
     pub reason: String,
+    pub blame: Blame,
+}
+
+/// Who ended a world: by the kernel's counters and typed causes, never by an exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Blame {
+    /// The host, or somebody on it: nothing that ran inside.
+    Host,
+    /// What ran inside: it took more than the world may have.
+    Program,
 }
 
 impl Lost {
+    /// By the host.
     pub fn new(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into() }
+        Self {
+            reason: reason.into(),
+            blame: Blame::Host,
+        }
     }
 }
 

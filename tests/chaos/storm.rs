@@ -99,37 +99,13 @@ async fn x1_runs_in_a_storm_of_kills_end_as_if_nothing_had_been() {
     }
     let claims: usize = ended.iter().map(|journey: &Journey| journey.claims).sum();
     eprintln!("{} runs, {claims} claims, blows: {:?}", ended.len(), storm.blows);
-    // What docs/errors.md says of `sandbox_lost`: a step whose sandbox is lost for the third time ends its run.
-    let (struck_out, others): (Vec<&Journey>, Vec<&Journey>) = ended.iter().partition(|journey| lost_thrice(journey));
-    for journey in &others {
+    for journey in &ended {
         assert_eq!(journey.result, expected.result, "{}", journey.run);
     }
-    for journey in &struck_out {
-        assert_eq!(journey.result.state, proto::RunState::Failed, "{}", journey.run);
-    }
-    assert!(
-        4 * struck_out.len() <= ended.len(),
-        "{} of {}",
-        struck_out.len(),
-        ended.len()
-    );
     assert!(claims > ended.len() && storm.blows.len() == 4, "it was a storm");
     let seen: Vec<String> = storm.seen.iter().cloned().collect();
     storm.server.take().unwrap().terminate().await;
     nothing_is_left(data.path(), &seen);
-}
-
-/// Whether the sandbox of one of its steps was lost three times, which is said in its journal.
-fn lost_thrice(journey: &Journey) -> bool {
-    let mut losses = BTreeMap::<u32, u32>::new();
-    journey.events.iter().any(|event| match &event.kind {
-        Some(proto::event::Kind::ToolLost(lost)) => {
-            let count = losses.entry(lost.step).or_default();
-            *count += 1;
-            *count == 3 && !lost.retry
-        }
-        _ => false,
-    })
 }
 
 struct Storm<'a> {

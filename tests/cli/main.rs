@@ -8,6 +8,7 @@ mod support;
 mod approve;
 mod audit;
 mod bad;
+mod build;
 mod desk;
 mod run;
 mod sandbox;

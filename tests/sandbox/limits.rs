@@ -2,9 +2,11 @@
 
 use std::fs;
 
+use exuvia::sandbox::disk::{Kind, Quota, Rates, Volumes};
 use exuvia::sandbox::{Backend, Cause, Error, Limits, Spec};
+use exuvia::workdir::WorkDir;
 
-use crate::support::{Bench, groups, run, sh};
+use crate::support::{Bench, groups, run, sh, skip};
 
 #[tokio::test]
 async fn the_kernel_holds_what_was_asked() {
@@ -104,6 +106,59 @@ async fn places_to_write_are_capped() {
     assert!(!finished.ended.is_success(), "{:?}", finished.ended);
     assert_eq!(sh(&sandbox, "stat -c %s /tmp/large").await, "1048576\n");
     sandbox.close(std::time::Duration::ZERO).await.unwrap();
+}
+
+/// Where control groups are version 2; elsewhere it is refused, and nothing is left.
+#[tokio::test]
+async fn a_disk_is_no_faster_than_asked() {
+    let Some(bench) = Bench::new("a_disk_is_no_faster_than_asked") else {
+        return;
+    };
+    let volumes = Volumes::new(bench.data.path());
+    if let Err(lack) = volumes.kinds()[Kind::Image as usize].1.clone() {
+        return skip("a_disk_is_no_faster_than_asked", &lack);
+    }
+    let mut spec = bench.spec();
+    spec.limits.disk_kind = Some(Kind::Image);
+    spec.limits.disk = Some(Quota {
+        bytes: 64 << 20,
+        inodes: 1000,
+    });
+    spec.limits.disk_rates = Rates {
+        read: Some(4 << 20),
+        write: Some(2 << 20),
+    };
+    let owner = spec.identity.host_uid();
+    let dir = WorkDir::open(bench.data.path(), spec.id.as_str(), &volumes, &spec.limits, owner).unwrap();
+    spec.workspace = Some(dir.workspace());
+    match bench.backend.create(&spec).await {
+        Err(Error::Unsupported { missing, .. }) => {
+            assert!(missing.contains("version 1"), "{missing}");
+            assert!(!std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists());
+            eprintln!("refused here: {missing}");
+        }
+        Err(error) => panic!("{error}"),
+        Ok(_) => {
+            bench.backend.destroy(&spec.id).await.unwrap();
+            let sandbox = bench.open(spec.clone()).await;
+            let held = fs::read_to_string(groups(spec.id.as_str())[0].join("io.max")).unwrap();
+            assert!(held.contains(" rbps=4194304 wbps=2097152 "), "{held}");
+            let time = |text: &'static str| async {
+                let begun = std::time::Instant::now();
+                sh(&sandbox, text).await;
+                begun.elapsed().as_secs_f64()
+            };
+            // No faster than that, however slow the host is: what is written, and what is read without the page cache.
+            let wrote =
+                time("dd if=/dev/zero of=/workspace/a bs=1M count=8 conv=fsync 2>/tmp/said || cat /tmp/said").await;
+            assert!(wrote > 3.0, "8 MiB in {wrote} s");
+            let read = time("dd if=/workspace/a of=/dev/null bs=1M iflag=direct 2>/tmp/said || cat /tmp/said").await;
+            assert!(read > 1.5, "8 MiB in {read} s");
+            sandbox.close(std::time::Duration::ZERO).await.unwrap();
+        }
+    }
+    dir.remove();
+    assert_eq!(bench.traces(&spec.id), Vec::<String>::new());
 }
 
 #[tokio::test]

@@ -81,6 +81,7 @@ fn control_groups() -> Vec<Finding> {
             Controller::Cpuacct => "cpuacct",
             Controller::Freezer => "freezer",
             Controller::Devices => "devices",
+            Controller::Io => "io",
         };
         if nix::unistd::access(root, nix::unistd::AccessFlags::W_OK).is_ok() {
             writable.push(name);

@@ -9,6 +9,7 @@ use crate::error::chain;
 use crate::fleet;
 use crate::sandbox::backend::{Backends, docker};
 use crate::sandbox::cgroup::Hierarchies;
+use crate::sandbox::image::Store;
 use crate::sandbox::strays::{self, Place};
 use crate::sandbox::{BackendName, identity, reconcile};
 use crate::workdir;
@@ -51,6 +52,7 @@ async fn found(data_dir: &Path, fix: bool) -> Result<Vec<String>, String> {
         left.extend(told(shown, ended));
     }
     containers(fix, &mut left).await?;
+    left.extend(images(data_dir, fix)?);
     if fix {
         identity::sweep();
     }
@@ -116,6 +118,24 @@ async fn clear(place: &Place) -> Vec<String> {
         failed.push(format!("unfinished bases of `{}`: {}", dir.display(), chain(&error)));
     }
     failed
+}
+
+/// Unfinished images of this data directory that nobody is at.
+fn images(data_dir: &Path, fix: bool) -> Result<Vec<String>, String> {
+    if !data_dir.join("images").is_dir() {
+        return Ok(Vec::new());
+    }
+    let swept = Store::open(data_dir).and_then(|store| {
+        if fix {
+            store.sweep()?;
+        }
+        store.left_behind()
+    });
+    let left = swept.map_err(|error| chain(&error))?;
+    Ok(left
+        .iter()
+        .map(|dir| format!("unfinished image `{}`", dir.display()))
+        .collect())
 }
 
 /// Containers of an engine: those that no data directory above has told of.

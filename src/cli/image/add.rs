@@ -102,6 +102,7 @@ pub(super) async fn pull(args: Pull, store: &Store, context: &Context) -> Result
             ..Patience::default()
         },
         plain_http: args.plain_http,
+        authorities: args.registry_ca,
     };
     let stored = watched(&args.bounded, async |job| {
         registry::pull(store, &reference, &options, &name, System.now(), &job).await

@@ -34,6 +34,13 @@ impl Shown {
 
     pub fn tell(&self, progress: &Progress) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Progress::Said(line) = progress {
+            // What a builder says is there to be read afterwards, too.
+            return match &self.spinner {
+                Some(spinner) => spinner.println(clean_line(line)),
+                None => err!("{}", clean_line(line)),
+            };
+        }
         let line = state.line(progress, self.spinner.is_some());
         match (&self.spinner, line) {
             (Some(spinner), Some(line)) => spinner.set_message(line),
@@ -57,6 +64,7 @@ impl State {
     /// What is to be said, if anything; bytes only where the line can change.
     fn line(&mut self, progress: &Progress, changes: bool) -> Option<String> {
         match progress {
+            Progress::Said(line) => Some(clean_line(line)),
             Progress::Waiting => Some("waiting for another import of the same image".to_owned()),
             Progress::Retrying { what, why } => Some(clean_line(&format!("trying {what} again: {why}"))),
             Progress::Unpacking { layer, layers } => Some(format!("unpacking layer {layer} of {layers}")),

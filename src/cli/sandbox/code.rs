@@ -185,7 +185,9 @@ impl Shown {
                 self.saved += 1;
                 let path = folder.join(format!("result-{}.{}", self.saved, ending(kind)));
                 std::fs::write(&path, bytes).map_err(|error| {
-                    Error::new(Kind::Unavailable, format!("cannot write `{}`: {error}", path.display()))
+                    // Half of it is worth nothing.
+                    let _ = std::fs::remove_file(&path);
+                    Error::local(&format!("cannot write `{}`", path.display()), &error)
                 })?;
                 files.push(path);
             }

@@ -232,7 +232,10 @@ async fn in_sandbox(plan: &Plan, sandbox: &Sandbox, interrupts: Interrupts) -> (
     let peak = sandbox.usage().await.ok().map(|usage| usage.memory_peak_bytes);
     let verdict = match &ended.cause {
         Cause::Killed { by } if by != pass::READER_GONE => Verdict::of(&ended.cause),
-        _ if passed.is_cut => Verdict::output_closed(),
+        _ if passed.is_cut => passed
+            .unwritten
+            .as_ref()
+            .map_or_else(Verdict::output_closed, Verdict::unwritten),
         cause => Verdict::of(cause),
     };
     let details = details(&ended, peak, &passed);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::input::Sequence;
 use super::life::span;
 use super::screen::Places;
 use super::stream::{End, Link, Passed, Passing, Session};
@@ -22,11 +23,11 @@ Output and exit code are the command's own; what else ended it is said on stderr
   124  its time was up                 126  it cannot be executed (or --workdir cannot be entered)
   125  no answer from a sandbox        127  there is no such program
   137  out of memory, or killed        128+N  it died of signal N
-  130  you left it (Ctrl-] and then `.` with -it; the fourth Ctrl-C without)
+  130  you left it (Ctrl-P Ctrl-Q, or Ctrl-] and then `.`, with -it; the fourth Ctrl-C without)
 
 Ctrl-C goes to the command: as a key with -it, else as SIGINT; the second one sends SIGTERM and the
 third SIGKILL to all its processes. When the connection breaks it is taken up again where it broke:
-with `--on-disconnect keep` the command goes on meanwhile.
+with `--on-disconnect keep` the command goes on meanwhile, and when you leave it by --detach-keys.
 
   exuvia sandbox exec sbx_… -- make test
   exuvia sandbox exec -it sbx_… -- bash
@@ -72,6 +73,9 @@ pub(super) struct Exec {
     /// What becomes of it when the connection ends [default: kill; keep with --detach].
     #[arg(long, value_name = "WHAT")]
     on_disconnect: Option<OnDisconnect>,
+    /// Leave it by these keys, with -it; empty: by none [default: `ctrl-p,ctrl-q`, and `ctrl-],.`].
+    #[arg(long, value_name = "KEYS")]
+    detach_keys: Option<Sequence>,
     /// The command and its arguments.
     #[arg(trailing_var_arg = true, required = true)]
     command: Vec<OsString>,
@@ -94,7 +98,8 @@ impl From<OnDisconnect> for proto::OnDisconnect {
 
 pub(super) const ATTACH_NOTES: &str = "\
 Output, exit code and keys are as with `exec`: a Ctrl-C or SIGTERM goes on to the command. To leave it
-running, end this process by SIGHUP (close its terminal) or, with -t, press Ctrl-] and then `.`.
+running, press Ctrl-P Ctrl-Q, or Ctrl-] and then `.`, with -it (or what --detach-keys says), or end this
+process by SIGHUP (close its terminal).
 
   exuvia sandbox attach sbx_… exe_…                        all that is kept of its output, then what comes
   exuvia sandbox attach --from 4096 sbx_… exe_…            without the first 4096 bytes of standard output";
@@ -117,6 +122,9 @@ pub(super) struct Attach {
     /// It has a pseudo-terminal: use this one raw, and tell it its size.
     #[arg(long, short = 't')]
     tty: bool,
+    /// Leave it by these keys, with -it; empty: by none [default: `ctrl-p,ctrl-q`, and `ctrl-],.`].
+    #[arg(long, value_name = "KEYS")]
+    detach_keys: Option<Sequence>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -202,7 +210,8 @@ pub(super) async fn exec(args: Exec, server: &str, context: &Context) -> Result<
     if args.detach {
         return detach(args, server, context).await;
     }
-    let keeps = args.on_disconnect == Some(OnDisconnect::Keep);
+    let keeps = args.on_disconnect.unwrap_or(OnDisconnect::Kill);
+    let detach_keys = args.detach_keys.clone().map_or_else(Sequence::usual, |keys| vec![keys]);
     let sandbox = args.id.clone();
     let started = async {
         let start = args.start()?;
@@ -220,8 +229,9 @@ pub(super) async fn exec(args: Exec, server: &str, context: &Context) -> Result<
         exec,
         places: Places::default(),
         passing,
+        detach_keys,
     };
-    Ok(follow(session, link, keeps).await.give(context))
+    Ok(follow(session, link, Some(keeps)).await.give(context))
 }
 
 /// What started is there for others: its exit code is not ours to pass on.
@@ -265,11 +275,13 @@ pub(super) async fn attach(args: Attach, server: &str, context: &Context) -> Res
             stdin: args.stdin,
             terminal: args.tty,
         },
+        detach_keys: args.detach_keys.map_or_else(Sequence::usual, |keys| vec![keys]),
     };
-    Ok(follow(session, link, true).await.give(context))
+    Ok(follow(session, link, None).await.give(context))
 }
 
-async fn follow(session: Session, link: Link, keeps: bool) -> Report {
+/// `keeps`: what becomes of it when somebody leaves, as far as that is known here.
+async fn follow(session: Session, link: Link, keeps: Option<OnDisconnect>) -> Report {
     let (sandbox, exec) = (session.sandbox.clone(), session.exec.clone());
     let mut object = json!({ "sandbox_id": sandbox, "exec_id": exec });
     let Passed { end, is_mid_line } = session.follow(link).await;
@@ -281,11 +293,15 @@ async fn follow(session: Session, link: Link, keeps: bool) -> Report {
             (Verdict::ended(&ended), verdict::pressure(&ended))
         }
         End::NobodyReads => (Verdict::output_closed(), Vec::new()),
+        End::Unwritten(error) => (Verdict::unwritten(&error), Vec::new()),
         End::Left => {
             object["cause"] = json!({ "type": "left" });
             let note = match keeps {
-                true => format!("it goes on: exuvia sandbox attach {sandbox} {exec}"),
-                false => "it ends with the connection".to_owned(),
+                Some(OnDisconnect::Keep) => format!("it goes on: exuvia sandbox attach {sandbox} {exec}"),
+                Some(OnDisconnect::Kill) => "it ends with the connection".to_owned(),
+                None => format!(
+                    "it goes on, unless it was started to end with its connection: exuvia sandbox attach {sandbox} {exec}"
+                ),
             };
             (Verdict::left(), vec![note])
         }

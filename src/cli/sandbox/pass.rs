@@ -1,5 +1,6 @@
 //! Bytes in both directions, as they are and as they come, and the signals that end it.
 
+use std::io;
 use std::time::Duration;
 
 use tokio::io::{AsyncWrite, AsyncWriteExt};
@@ -25,8 +26,10 @@ pub(super) struct Passed {
     pub stderr_bytes: u64,
     /// The last line of stdout has no end.
     pub is_mid_line: bool,
-    /// Whoever read the output went away, and the command was killed for it.
+    /// Whoever read the output went away, or it could not be written, and the command was killed for it.
     pub is_cut: bool,
+    /// Why it could not be written.
+    pub unwritten: Option<io::Error>,
 }
 
 /// The signals that ask this process to end. From when they are listened for they no longer end it by themselves.
@@ -92,16 +95,24 @@ pub(super) async fn pass(exec: &mut Exec, stdin: bool, mut interrupts: Interrupt
                 write(&mut stderr, bytes, &interrupted).await
             }
         };
-        if !written {
+        if let Err(error) = written {
             passed.is_cut = true;
+            passed.unwritten = error;
             let _ = exec.kill(READER_GONE).await;
         }
     }
     passed
 }
 
-/// Writes all of it, at once and not into a buffer. `false` when nobody reads.
-async fn write(to: &mut (impl AsyncWrite + Unpin), bytes: &[u8], interrupted: &CancellationToken) -> bool {
+/// Writes all of it, at once and not into a buffer.
+///
+/// # Errors
+/// `None` when nobody reads.
+async fn write(
+    to: &mut (impl AsyncWrite + Unpin),
+    bytes: &[u8],
+    interrupted: &CancellationToken,
+) -> Result<(), Option<io::Error>> {
     let written = async { to.write_all(bytes).await.and(to.flush().await) };
     let late = async {
         interrupted.cancelled().await;
@@ -109,8 +120,8 @@ async fn write(to: &mut (impl AsyncWrite + Unpin), bytes: &[u8], interrupted: &C
     };
     tokio::select! {
         // What was written in part when a signal came is given up: there is no next write.
-        written = written => written.is_ok(),
-        () = late => false,
+        written = written => written.map_err(|error| (error.kind() != io::ErrorKind::BrokenPipe).then_some(error)),
+        () = late => Err(None),
     }
 }
 

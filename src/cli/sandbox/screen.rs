@@ -1,5 +1,7 @@
 //! Output as bytes: each byte of a stream once and in order, whatever comes again after a broken connection.
 
+use std::io;
+
 use bytes::Buf;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
@@ -47,9 +49,11 @@ pub(super) fn take(place: &mut u64, output: proto::ExecOutput) -> Fresh {
 #[derive(Debug, Default)]
 pub(super) struct Written {
     pub is_mid_line: bool,
+    /// Why not all of it went, unless nobody reads any more.
+    pub failed: Option<io::Error>,
 }
 
-/// Writes pieces until the channel closes. Ends early when nobody reads: the channel is closed then.
+/// Writes pieces until the channel closes. Ends early when nobody reads, or nothing can be written: the channel is closed then.
 pub(super) async fn write(mut pieces: mpsc::Receiver<Piece>) -> Written {
     let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
     let mut written = Written::default();
@@ -61,14 +65,15 @@ pub(super) async fn write(mut pieces: mpsc::Receiver<Piece>) -> Written {
             }
             To::Stderr => all(&mut stderr, &bytes).await,
         };
-        if went.is_err() {
+        if let Err(error) = went {
+            written.failed = (error.kind() != io::ErrorKind::BrokenPipe).then_some(error);
             break;
         }
     }
     written
 }
 
-async fn all(to: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> std::io::Result<()> {
+async fn all(to: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()> {
     to.write_all(bytes).await?;
     to.flush().await
 }

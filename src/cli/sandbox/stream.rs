@@ -59,7 +59,7 @@ impl Input {
     }
 }
 
-/// A stream that is open.
+/// A stream that is open. The end of input is said, never shown by an end of what is sent: who leaves says nothing of it.
 #[derive(Debug)]
 pub(super) struct Link {
     inputs: mpsc::Sender<Input>,
@@ -74,6 +74,7 @@ impl Link {
             kind: Some(proto::exec_request::Kind::Start(start)),
         };
         let requests = futures::stream::iter([first]).chain(ReceiverStream::new(queue).map(Input::exec));
+        let requests = requests.chain(futures::stream::pending());
         let mut events = client.exec(requests).await?.into_inner();
         match events.message().await?.and_then(|event| event.kind) {
             Some(proto::exec_event::Kind::Started(started)) => Ok((Self { inputs, events }, started)),
@@ -91,6 +92,7 @@ impl Link {
             kind: Some(proto::attach_request::Kind::Start(start)),
         };
         let requests = futures::stream::iter([first]).chain(ReceiverStream::new(queue).map(Input::attach));
+        let requests = requests.chain(futures::stream::pending());
         let events = client.attach(requests).await?.into_inner();
         Ok(Self { inputs, events })
     }
@@ -118,6 +120,8 @@ pub(super) enum End {
     Ended(proto::ExecEnded),
     /// Whoever read the output has gone, and the command was killed for it.
     NobodyReads,
+    /// Output could not be written here; if it ran still, the command was killed for it.
+    Unwritten(std::io::Error),
     /// The person left; the command goes on, or ends, as it was told at its start.
     Left,
     Failed(Error),
@@ -131,6 +135,8 @@ pub(super) struct Session {
     pub exec: String,
     pub places: Places,
     pub passing: Passing,
+    /// The keys that leave it, where it has this terminal.
+    pub detach_keys: Vec<input::Sequence>,
 }
 
 /// Signals to this process. From when they are listened for they no longer end it by themselves.
@@ -208,7 +214,9 @@ impl Session {
         writer.spawn(screen::write(queue));
         let mut pump = Pump {
             stdin: self.passing.stdin.then(input::stdin),
-            keys: raw.is_some().then(input::Keys::default),
+            keys: raw
+                .is_some()
+                .then(|| input::Keys::leaving_by(std::mem::take(&mut self.detach_keys))),
             pieces: Some(pieces),
             waiting_in: None,
             waiting_out: None,
@@ -222,16 +230,20 @@ impl Session {
         let end = self.pass(&mut pump, link).await;
         // What came is written out, unless somebody here has had enough.
         pump.pieces = None;
-        let is_mid_line = loop {
+        let (is_mid_line, failed) = loop {
             tokio::select! {
-                written = writer.join_next() => break matches!(written, Some(Ok(written)) if written.is_mid_line),
+                written = writer.join_next() => break match written {
+                    Some(Ok(written)) => (written.is_mid_line, written.failed),
+                    Some(Err(_)) | None => (false, None),
+                },
                 told = pump.signals.next() => match told {
-                    Told::Stop { .. } | Told::HangUp => break true,
+                    Told::Stop { .. } | Told::HangUp => break (true, None),
                     Told::Resized => {}
                 },
             }
         };
         drop(raw);
+        let end = failed.map_or(end, End::Unwritten);
         Passed { end, is_mid_line }
     }
 
@@ -463,8 +475,15 @@ struct Pump {
 impl Pump {
     fn typed(&mut self, chunk: Option<Vec<u8>>) {
         let Some(chunk) = chunk else {
-            self.stdin = None;
-            self.waiting_in = Some(Input::Eof);
+            let held = self.keys.as_mut().map(input::Keys::end).unwrap_or_default();
+            // The end is found again by the next look.
+            self.waiting_in = Some(match held.is_empty() {
+                true => Input::Eof,
+                false => Input::Stdin(held),
+            });
+            if matches!(self.waiting_in, Some(Input::Eof)) {
+                self.stdin = None;
+            }
             return;
         };
         let typed = match &mut self.keys {

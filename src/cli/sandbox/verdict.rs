@@ -99,6 +99,12 @@ impl Verdict {
         }
     }
 
+    /// The output could not be written here, though somebody wants it.
+    pub fn unwritten(error: &std::io::Error) -> Self {
+        let error = Error::local("cannot write the output", error);
+        Self::said(error.exit().code(), error.message)
+    }
+
     /// How a command on a server ended.
     pub fn ended(ended: &proto::ExecEnded) -> Self {
         use proto::exec_ended::Cause;

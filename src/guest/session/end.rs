@@ -47,17 +47,18 @@ impl Session<'_> {
             self.released |= info.ssi_signo == Signal::SIGTERM as u32;
         }
         let (main, ended, others) = (self.main, &mut self.main_ended, &mut self.others_killed);
+        let used = &mut self.others_used;
         let killed =
             |reaped: &Reaped| libc::WIFSIGNALED(reaped.status) && libc::WTERMSIG(reaped.status) == libc::SIGKILL;
         self.alone = !tree::reap_ended(|reaped| {
             *others += u32::from(reaped.pid != main && killed(&reaped));
-            note(main, ended, reaped);
+            note(main, ended, used, reaped);
         });
     }
 
     pub(super) fn end_tree(&mut self) {
-        let (main, ended) = (self.main, &mut self.main_ended);
-        let killed = tree::kill_all(|reaped| note(main, ended, reaped));
+        let (main, ended, used) = (self.main, &mut self.main_ended, &mut self.others_used);
+        let killed = tree::kill_all(|reaped| note(main, ended, used, reaped));
         self.killed_descendants.extend(killed);
         self.killed_descendants.remove(&main);
         self.alone = true;
@@ -86,13 +87,14 @@ impl Session<'_> {
         self.kill_at = None;
         if self.facts.keep_background && self.killed_by.is_none() && !self.timed_out {
             kept = tree::count();
-            let (main, ended) = (self.main, &mut self.main_ended);
-            self.alone = !tree::reap_ended(|reaped| note(main, ended, reaped));
+            let (main, ended, used) = (self.main, &mut self.main_ended, &mut self.others_used);
+            self.alone = !tree::reap_ended(|reaped| note(main, ended, used, reaped));
         } else {
             self.end_tree();
         }
         self.stdin = None;
         self.stdin_eof = true;
+        self.typed_end = None;
         for source in &mut self.sources {
             source.conclude(self.facts.keep_background && !self.alone);
         }
@@ -120,6 +122,8 @@ impl Session<'_> {
             disk_full,
             disk_bytes,
             others_killed: self.others_killed,
+            others_cpu_us: self.others_used.cpu_us,
+            others_max_rss_bytes: self.others_used.max_rss_bytes,
         };
         self.phase = Phase::Over {
             ended,
@@ -129,9 +133,20 @@ impl Session<'_> {
     }
 }
 
-fn note(main: Pid, ended: &mut Option<Reaped>, reaped: Reaped) {
+/// What processes used.
+#[derive(Default)]
+pub(super) struct Used {
+    cpu_us: u64,
+    /// Of the largest.
+    max_rss_bytes: u64,
+}
+
+fn note(main: Pid, ended: &mut Option<Reaped>, others: &mut Used, reaped: Reaped) {
     if reaped.pid == main {
         *ended = Some(reaped);
+    } else {
+        others.cpu_us += reaped.user_us + reaped.system_us;
+        others.max_rss_bytes = others.max_rss_bytes.max(reaped.max_rss_bytes);
     }
 }
 

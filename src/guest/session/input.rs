@@ -2,16 +2,22 @@
 
 use std::collections::HashSet;
 use std::io::{self, ErrorKind, Read, Write};
+use std::time::{Duration, Instant};
 
 use nix::unistd::Pid;
 
 use super::{Session, part};
 use crate::guest::streams::Source;
+use crate::guest::terminal::Discipline;
 use crate::guest::{sys, terminal, tree};
 use crate::wire::{self, Input, event, input};
 
 /// What is read of the host's at once.
 const READ: usize = 64 << 10;
+/// When a terminal whose input has ended is looked at after something happened.
+const LOOK: Duration = Duration::from_millis(200);
+/// The longest time until the end is typed again.
+const RARELY: Duration = Duration::from_secs(600);
 /// Longest note of the host's.
 const MAX_NOTE: usize = 256;
 
@@ -33,6 +39,7 @@ impl Session<'_> {
             match input.kind {
                 Some(input::Kind::Stdin(data)) => {
                     self.pending.extend(&data);
+                    self.typed_end = None;
                     if self.pending.len() > 2 * wire::STDIN_WINDOW {
                         return Err(ErrorKind::InvalidData.into());
                     }
@@ -87,6 +94,21 @@ impl Session<'_> {
 
     /// Gives the program what it will take of its input, and the host credit for it.
     pub(super) fn feed(&mut self) -> io::Result<()> {
+        let mut taken = self.drain();
+        if self.pending.is_empty() && self.stdin_eof {
+            self.close_stdin();
+            taken += self.drain();
+        }
+        let others = taken.min(self.uncredited);
+        self.uncredited -= others;
+        match taken - others {
+            0 => Ok(()),
+            credit => self.push(event::Kind::Credit(credit as u32)),
+        }
+    }
+
+    /// How many bytes it took.
+    fn drain(&mut self) -> usize {
         let mut taken = 0;
         while !self.pending.is_empty() {
             let Some(stdin) = &mut self.stdin else {
@@ -102,7 +124,8 @@ impl Session<'_> {
             match written {
                 Ok(length) => {
                     let last = self.pending.drain(..length).next_back();
-                    self.is_mid_line = last.is_some_and(|byte| !matches!(byte, b'\n' | b'\r'));
+                    let is_input = self.typed_end.is_none();
+                    self.is_mid_line = is_input && last.is_some_and(|byte| !matches!(byte, b'\n' | b'\r'));
                     taken += length;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -111,30 +134,72 @@ impl Session<'_> {
                 Err(_) => self.stdin = None,
             }
         }
-        if self.pending.is_empty() && self.stdin_eof {
-            self.close_stdin();
-        }
-        let others = taken.min(self.uncredited);
-        self.uncredited -= others;
-        match taken - others {
-            0 => Ok(()),
-            credit => self.push(event::Kind::Credit(credit as u32)),
-        }
+        taken
     }
 
     pub(super) fn close_stdin(&mut self) {
         let terminal = self.sources.iter().find_map(Source::terminal);
-        if let (Some(stdin), Some(terminal)) = (&mut self.stdin, terminal) {
+        if let (Some(_), Some(terminal)) = (&self.stdin, terminal) {
             // Input may go on after it, as at a real one.
             self.stdin_eof = false;
-            if let Some(end) = terminal::end_of_input(&terminal) {
+            if let Some((end, discipline)) = terminal::end_of_input(&terminal) {
                 // Within a line the first one hands over what there is of it; only the next is the end.
-                let times = if self.is_mid_line { 2 } else { 1 };
-                self.is_mid_line = false;
-                let _ = stdin.write(&[end; 2][..times]);
+                let times = match discipline {
+                    Discipline::Lines if self.is_mid_line => 2,
+                    Discipline::Lines | Discipline::Keys => 1,
+                };
+                self.pending.extend(&[end; 2][..times]);
+                // Nobody sent these.
+                self.uncredited += times;
+                let (now, wait) = (Instant::now(), self.typed_end.take().map_or(LOOK, |typed| typed.wait));
+                self.typed_end = Some(TypedEnd {
+                    discipline,
+                    look_at: now + LOOK,
+                    again_at: now + wait,
+                    wait,
+                });
             }
         } else {
             self.stdin = None;
         }
     }
+
+    /// Types the end again where the terminal takes its input in another way now, and from time to time, less and less often.
+    /// What ends one program's input says nothing to the next (a shell's command has its own), and a key that was typed before
+    /// the way of input changed has lost its meaning: but there is no more input, whoever asks for it, and whenever.
+    pub(super) fn end_again(&mut self) -> io::Result<()> {
+        let Some(typed) = &mut self.typed_end else {
+            return Ok(());
+        };
+        let now = Instant::now();
+        typed.look_at = match now < typed.look_at {
+            // Something happened: the settings may change just after it.
+            true => typed.look_at.min(now + LOOK),
+            false => typed.again_at,
+        };
+        if !self.pending.is_empty() {
+            return Ok(());
+        }
+        let terminal = self.sources.iter().find_map(Source::terminal);
+        let found = terminal.and_then(|terminal| terminal::end_of_input(&terminal));
+        if found.is_some_and(|(_, discipline)| discipline != typed.discipline) {
+            typed.wait = LOOK;
+        } else if now >= typed.again_at {
+            typed.wait = RARELY.min(typed.wait * 2);
+        } else {
+            return Ok(());
+        }
+        self.is_mid_line = false;
+        self.stdin_eof = true;
+        self.feed()
+    }
+}
+
+/// The end of input that was typed on a terminal.
+pub(super) struct TypedEnd {
+    discipline: Discipline,
+    /// When the terminal is looked at, if nothing happens before: nobody tells of its settings.
+    pub(super) look_at: Instant,
+    again_at: Instant,
+    wait: Duration,
 }

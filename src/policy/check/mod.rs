@@ -14,7 +14,7 @@ use super::input::{BudgetsInput, Input, LimitsInput};
 use super::quantity::{parse_duration, parse_size, show_duration, show_size};
 use super::violation::Violation;
 use super::{Policy, Presets, schema, snapshot};
-use crate::sandbox::disk::Quota;
+use crate::sandbox::disk::{Quota, Rates};
 use crate::sandbox::seccomp::Profile;
 use crate::sandbox::{BackendName, ImageRef, Isolation, Limits};
 
@@ -217,6 +217,16 @@ impl Checker<'_> {
                 })
             },
             disk_kind: self.named_once("/limits/disk_kind", written.disk_kind, inherited.disk_kind),
+            disk_rates: {
+                let mut rate = |pointer: &str, text: &Option<String>, inherited: Option<u64>| {
+                    let rate = size(self, pointer, text, (64 << 10, TIB), inherited.unwrap_or(u64::MAX));
+                    (rate != u64::MAX).then_some(rate)
+                };
+                Rates {
+                    read: rate("/limits/disk_read", &written.disk_read, inherited.disk_rates.read),
+                    write: rate("/limits/disk_write", &written.disk_write, inherited.disk_rates.write),
+                }
+            },
             file_bytes: size(
                 self,
                 "/limits/file_size",

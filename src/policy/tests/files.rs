@@ -129,7 +129,7 @@ fn a_violation_says_where_it_is() {
         path: "limits.pidz".to_owned(),
         message:
             "unknown field; did you mean `pids`? known are `cpus`, `memory`, `swap`, `pids`, `open_files`, `tmp`, \
-                  `tmp_inodes`, `shm`, `disk`, `disk_inodes`, `disk_kind`, `file_size`, `wall_time`"
+                  `tmp_inodes`, `shm`, `disk`, `disk_inodes`, `disk_kind`, `disk_read`, `disk_write`, `file_size`, `wall_time`"
                 .to_owned(),
     };
     assert_eq!(violations, [expected]);

@@ -213,6 +213,10 @@ fn scenarios() -> Vec<Scenario> {
             ..plain("sandbox-never-comes", short)
         },
         Scenario {
+            failures: vec![Call::Create; 20],
+            ..plain("sandbox-never-comes-for-minutes", short)
+        },
+        Scenario {
             crashes: vec![(3, When::After), (6, When::Before), (9, When::After)],
             ..plain("crashes", short)
         },

@@ -5,6 +5,7 @@ use super::{CallState, CallStatus, Hold, Phase, State};
 use crate::clock::Timestamp;
 use crate::error::Fault;
 use crate::run::event::{Event, Limit, Outcome};
+use crate::run::retry::Losses;
 use crate::tool::Effect as ToolEffect;
 
 impl State {
@@ -82,6 +83,7 @@ impl State {
                     (CallStatus::Doubtful { attempt, .. }, true) => CallStatus::Running {
                         attempt: attempt + 1,
                         failures: 0,
+                        own: 0,
                     },
                     (_, true) => CallStatus::Approved {
                         approval: approval.clone(),
@@ -99,6 +101,7 @@ impl State {
                     None => CallStatus::Running {
                         attempt: *attempt,
                         failures: 0,
+                        own: 0,
                     },
                 };
                 self.used.steps += 1;
@@ -124,8 +127,10 @@ impl State {
                 attempt,
                 fault,
                 retry,
+                blame,
+                ..
             } => {
-                let failures = self.failures(*step) + 1;
+                let losses = self.losses(*step).and(*blame);
                 let call = self.call(*step, |call| call.is_running() && call.attempt() == Some(*attempt))?;
                 if call.effect == ToolEffect::External {
                     call.status = CallStatus::Unsure { attempt: *attempt };
@@ -133,7 +138,8 @@ impl State {
                 }
                 call.status = CallStatus::Running {
                     attempt: attempt + 1,
-                    failures,
+                    failures: losses.all,
+                    own: losses.own,
                 };
                 if !retry {
                     self.end(Outcome::Failed { fault: fault.clone() });
@@ -158,6 +164,7 @@ impl State {
                 self.call(*step, |call| call.status == unsure)?.status = CallStatus::Running {
                     attempt: attempt + 1,
                     failures: 0,
+                    own: 0,
                 };
                 Some(())
             }
@@ -170,6 +177,7 @@ impl State {
             } => {
                 let claim = self.expect_checking(*step, *attempt)?;
                 self.failures = 0;
+                self.own_failures = 0;
                 self.workspace = *workspace;
                 match passed {
                     true => self.end(Outcome::Finished {
@@ -185,9 +193,14 @@ impl State {
                 attempt,
                 fault,
                 retry,
+                blame,
+                ..
             } => {
                 let claim = self.expect_checking(*step, *attempt)?;
-                self.failures += 1;
+                Losses {
+                    all: self.failures,
+                    own: self.own_failures,
+                } = self.losses(*step).and(*blame);
                 self.phase = Phase::Checking {
                     step: *step,
                     attempt: attempt + 1,

@@ -8,6 +8,7 @@ use crate::clock::Timestamp;
 use crate::error::Fault;
 use crate::model::Usage;
 use crate::run::event::{Limit, Outcome};
+use crate::run::retry::Losses;
 
 impl Used {
     pub(super) fn nothing() -> Self {
@@ -28,14 +29,25 @@ impl State {
         self.budgets.step_time.min(left)
     }
 
-    /// Lost attempts of what is going on in that step; decides whether there is another.
+    /// Failed attempts at the model call that is going on; decides whether there is another.
     pub fn failures(&self, step: u32) -> u32 {
+        self.losses(step).all
+    }
+
+    /// Lost attempts of what is going on in that step; decides whether there is another.
+    pub fn losses(&self, step: u32) -> Losses {
         match &self.phase {
-            Phase::Reasoning { .. } | Phase::Checking { .. } => self.failures,
+            Phase::Reasoning { .. } | Phase::Checking { .. } => Losses {
+                all: self.failures,
+                own: self.own_failures,
+            },
             Phase::Calling { calls } => {
                 let status = calls.iter().find(|call| call.step == step).map(|call| &call.status);
                 match status {
-                    Some(CallStatus::Running { failures, .. }) => *failures,
+                    Some(CallStatus::Running { failures, own, .. }) => Losses {
+                        all: *failures,
+                        own: *own,
+                    },
                     Some(
                         CallStatus::Pending
                         | CallStatus::Awaiting { .. }
@@ -44,10 +56,10 @@ impl State {
                         | CallStatus::Doubtful { .. }
                         | CallStatus::Done,
                     )
-                    | None => 0,
+                    | None => Losses::default(),
                 }
             }
-            Phase::Queued | Phase::Ending { .. } | Phase::Ended { .. } => 0,
+            Phase::Queued | Phase::Ending { .. } | Phase::Ended { .. } => Losses::default(),
         }
     }
 

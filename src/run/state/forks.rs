@@ -38,6 +38,7 @@ impl State {
         self.parked_since = None;
         self.idle_replies = 0;
         self.failures = 0;
+        self.own_failures = 0;
         Some(())
     }
 }

@@ -75,6 +75,9 @@ pub struct State {
     pub idle_replies: u32,
     /// Failed attempts at the model call, or the check, that is going on.
     pub failures: u32,
+    /// Of these, those that the check's own program brought about.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub own_failures: u32,
     /// What the run stands on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grounds: Option<Box<Grounds>>,
@@ -139,9 +142,12 @@ pub enum CallStatus {
         approval: ApprovalId,
     },
     /// `failures` counts attempts that were lost with their sandbox, not those that an outage cut off.
+    /// `own`: of these, those that its own program brought about.
     Running {
         attempt: u32,
         failures: u32,
+        #[serde(default, skip_serializing_if = "is_none")]
+        own: u32,
     },
     /// It may have happened, or not; the tool is asked.
     Unsure {
@@ -345,6 +351,7 @@ impl State {
             parked_since: None,
             idle_replies: 0,
             failures: 0,
+            own_failures: 0,
             grounds: None,
             withheld: Vec::new(),
         }
@@ -391,6 +398,11 @@ impl State {
     fn is_ending(&self) -> bool {
         matches!(self.phase, Phase::Ending { .. } | Phase::Ended { .. })
     }
+}
+
+/// Left out, so that what was stored before there was such a count reads and compares as it was.
+fn is_none(count: &u32) -> bool {
+    *count == 0
 }
 
 impl Outcome {

@@ -61,6 +61,7 @@ impl State {
 
     pub(super) fn replied(&mut self, step: u32, reply: &Reply, calls: &[Call], cost_micros: Option<u64>) {
         self.failures = 0;
+        self.own_failures = 0;
         self.used.steps += 1;
         self.used.model_calls += 1;
         self.used.tokens = self.used.tokens.plus(reply.usage);

@@ -215,7 +215,8 @@ macro_rules! backend_suite {
             a_flood_holds_up_neither_kill_nor_time, signals_reach_the_group, signals_reach_the_tree, nothing_is_inherited,
             programs_have_no_power, garbage_does_not_hurt_the_guest, many_at_once, t12_a_good_end_is_no_excuse,
             t10_an_exec_goes_on_from_an_exact_offset, an_exec_is_found_and_told, output_that_nobody_takes_waits_or_is_dropped,
-            a_terminal_is_one, a_terminal_has_job_control, a_terminal_has_an_end_of_input, a_port_inside_can_be_dialled,
+            a_terminal_is_one, a_terminal_has_job_control, a_terminal_has_an_end_of_input, a_raw_terminal_has_an_end_of_input,
+            a_port_inside_can_be_dialled,
             t16_magic_links_lead_nowhere, a_file_that_may_not_be_written_stays, t18_large_files_are_streams, t18_an_aborted_write_leaves_nothing, changes_are_told,
             devices_do_not_block, stop_ends_everything);
     };

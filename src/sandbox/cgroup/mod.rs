@@ -13,11 +13,12 @@ mod detect;
 mod devices;
 mod file;
 mod group;
+mod io;
 mod limits;
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
-use std::{fmt, io};
 
 pub use counters::Enforced;
 pub use detect::Hierarchies;
@@ -37,6 +38,8 @@ pub enum Controller {
     Freezer,
     /// Version 1 only. Under version 2 a program of the kernel's, which needs no controller.
     Devices,
+    /// Version 2 only, and only for sandboxes that ask for it.
+    Io,
 }
 
 impl Controller {
@@ -62,6 +65,7 @@ impl fmt::Display for Controller {
             Self::Cpuacct => "cpuacct",
             Self::Freezer => "freezer",
             Self::Devices => "devices",
+            Self::Io => "io",
         })
     }
 }
@@ -81,8 +85,10 @@ pub enum Error {
     File {
         path: PathBuf,
         #[source]
-        source: io::Error,
+        source: std::io::Error,
     },
+    #[error("{0}")]
+    NoRates(String),
     #[error("`{}` holds `{found}` where `{wanted}` was set", path.display())]
     NotTaken {
         path: PathBuf,
@@ -98,7 +104,7 @@ pub enum Error {
 }
 
 impl Error {
-    fn file(path: impl Into<PathBuf>, source: io::Error) -> Self {
+    fn file(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
         Self::File {
             path: path.into(),
             source,
@@ -109,16 +115,16 @@ impl Error {
     fn is_gone(&self) -> bool {
         match self {
             Self::File { source, .. } => {
-                source.kind() == io::ErrorKind::NotFound || source.raw_os_error() == Some(libc::ENODEV)
+                source.kind() == std::io::ErrorKind::NotFound || source.raw_os_error() == Some(libc::ENODEV)
             }
-            Self::Missing { .. } | Self::NotTaken { .. } | Self::Late { .. } => false,
+            Self::Missing { .. } | Self::NoRates(_) | Self::NotTaken { .. } | Self::Late { .. } => false,
         }
     }
 
     fn is_busy(&self) -> bool {
         match self {
             Self::File { source, .. } => source.raw_os_error() == Some(libc::EBUSY),
-            Self::Missing { .. } | Self::NotTaken { .. } | Self::Late { .. } => false,
+            Self::Missing { .. } | Self::NoRates(_) | Self::NotTaken { .. } | Self::Late { .. } => false,
         }
     }
 }

@@ -60,6 +60,19 @@ impl Default for Quota {
     }
 }
 
+/// How fast a volume may be read and written, in bytes a second. `None` = as fast as it goes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rates {
+    pub read: Option<u64>,
+    pub write: Option<u64>,
+}
+
+impl Rates {
+    pub fn is_unlimited(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// What enforces a quota. In the order of preference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]

@@ -11,8 +11,13 @@ use crate::wire;
 pub struct Ended {
     pub cause: Cause,
     pub duration: Duration,
+    /// Of the command and its descendants.
     pub cpu: Duration,
+    /// Of the largest of them.
     pub max_rss_bytes: u64,
+    /// Of both, the part of descendants that the command had not waited for.
+    #[serde(skip)]
+    pub others: Used,
     /// Descendants that outlived the command and were killed.
     pub killed_descendants: u32,
     /// Descendants that outlived the command and live on ([`Background::Keep`](super::Background::Keep)).
@@ -31,6 +36,14 @@ pub struct Ended {
     /// What could not be found out about the end, and why; mostly empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unknown: Option<String>,
+}
+
+/// What processes used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Used {
+    pub cpu: Duration,
+    /// Of the largest.
+    pub max_rss_bytes: u64,
 }
 
 /// Bytes of one stream.
@@ -131,6 +144,7 @@ impl Ended {
             duration: Duration::ZERO,
             cpu: Duration::ZERO,
             max_rss_bytes: 0,
+            others: Used::default(),
             killed_descendants: 0,
             kept_descendants: 0,
             stdout: Counts::default(),
@@ -150,8 +164,16 @@ impl Ended {
         };
         Self {
             duration: Duration::from_micros(said.duration_us),
-            cpu: Duration::from_micros(said.user_us.saturating_add(said.system_us)),
-            max_rss_bytes: said.max_rss_bytes,
+            cpu: Duration::from_micros(
+                said.user_us
+                    .saturating_add(said.system_us)
+                    .saturating_add(said.others_cpu_us),
+            ),
+            max_rss_bytes: said.max_rss_bytes.max(said.others_max_rss_bytes),
+            others: Used {
+                cpu: Duration::from_micros(said.others_cpu_us),
+                max_rss_bytes: said.others_max_rss_bytes,
+            },
             killed_descendants: said.killed_descendants,
             kept_descendants: said.kept_descendants,
             stdout: counts(made.stdout, dropped.stdout),
@@ -172,6 +194,24 @@ impl Ended {
 }
 
 impl Cause {
+    /// Whether it is what ran inside that ended the sandbox: it took more than the sandbox may have.
+    pub fn is_by_program(&self) -> bool {
+        match self {
+            Self::SandboxOutOfMemory { .. } | Self::SandboxExpired => true,
+            Self::SandboxKilled { .. }
+            | Self::SandboxIdle
+            | Self::SandboxShutdown
+            | Self::SandboxLost { .. }
+            | Self::Exited { .. }
+            | Self::Signalled { .. }
+            | Self::TimedOut { .. }
+            | Self::OutOfMemory { .. }
+            | Self::Killed { .. }
+            | Self::Disconnected
+            | Self::Superseded => false,
+        }
+    }
+
     /// Whether the sandbox went with it, and why.
     pub fn sandbox_gone(&self) -> Option<String> {
         match self {

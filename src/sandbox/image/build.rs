@@ -2,21 +2,27 @@
 //!
 //! A folder has a `build.sh` (`build.sh DIRECTORY` leaves `rootfs.tar.zst` there; `mmdebstrap` does it for ours), a
 //! `Dockerfile`, or both. Builders run with our rights, as they need to: a folder is trusted like a program. What comes out is
-//! not: nothing of it is run, and it is unpacked as a hostile image is.
+//! not: nothing of it is run, and it is unpacked as a hostile image is. A builder ends with this process, and what it has left by
+//! then lies in a scratch directory of the store, which the next import, `image gc` or `doctor --fix` sweeps.
 
 use std::fmt;
 use std::fs;
+use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::net::unix::pipe::Receiver;
 use tokio::process::Command;
+use tokio::task::JoinSet;
 
 use super::source::Source;
 use super::store::{self, Store, Stored};
-use super::{Job, Name};
+use super::{Job, Name, Progress};
 use crate::clock::Timestamp;
 use crate::error::Kind;
 
@@ -138,7 +144,7 @@ pub async fn build(store: &Store, plan: &Plan, name: &Name, now: Timestamp, job:
             let mut script = Command::new(plan.folder.join("build.sh"));
             script.arg(out).env("EXUVIA_TAR_ONLY", "1");
             script.env("EXUVIA_EXTRA_PACKAGES", plan.packages.join(","));
-            run(script, job).await?;
+            run(builder, script, out, job).await?;
             options.config = config(&plan.folder)?;
             Source::Tar(out.join("rootfs.tar.zst"))
         }
@@ -146,11 +152,11 @@ pub async fn build(store: &Store, plan: &Plan, name: &Name, now: Timestamp, job:
             let id = out.join("id");
             let mut built = Command::new("docker");
             built.args(["build", "--iidfile"]).arg(&id).arg(&plan.folder);
-            run(built, job).await?;
+            run(builder, built, out, job).await?;
             let archive = out.join("image.tar");
             let mut saved = Command::new("docker");
             saved.args(["save", "--output"]).arg(&archive).arg(image_id(&id)?);
-            run(saved, job).await?;
+            run(builder, saved, out, job).await?;
             Source::Archive {
                 path: archive,
                 tag: None,
@@ -160,14 +166,14 @@ pub async fn build(store: &Store, plan: &Plan, name: &Name, now: Timestamp, job:
             let id = out.join("id");
             let mut built = Command::new("buildah");
             built.args(["build", "--iidfile"]).arg(&id).arg(&plan.folder);
-            run(built, job).await?;
+            run(builder, built, out, job).await?;
             let archive = out.join("image.tar");
             let mut saved = Command::new("buildah");
             saved
                 .arg("push")
                 .arg(image_id(&id)?)
                 .arg(format!("oci-archive:{}", archive.display()));
-            run(saved, job).await?;
+            run(builder, saved, out, job).await?;
             Source::Archive {
                 path: archive,
                 tag: None,
@@ -248,34 +254,107 @@ impl Drop for Group {
     }
 }
 
-/// Runs a builder to its end. What it says goes to stderr.
-async fn run(mut command: Command, job: &Job) -> Result<(), super::Error> {
-    let program = command.as_std().get_program().to_string_lossy().into_owned();
+/// How long what a builder said last may take to come, and its processes to go once it was ended.
+const LAST_WORDS: Duration = Duration::from_secs(10);
+
+/// The program as it is run: ended when this process ends, however that does. One that builds here, as root, has its own
+/// processes and mounts besides, which the kernel takes away with it, so that nothing of theirs outlives an interrupt or a
+/// SIGKILL. What an engine builds is the engine's, and ends with its client.
+fn held(builder: Builder, program: &std::process::Command) -> Command {
+    let mut command = Command::new("setpriv");
+    // Of the thread that starts it: one that drives the runtime, and ends with it.
+    command.args(["--pdeathsig", "KILL"]);
+    let builds_here = match builder {
+        Builder::Mmdebstrap | Builder::Buildah => nix::unistd::geteuid().is_root(),
+        Builder::Docker => false,
+    };
+    if builds_here {
+        command.args(["unshare", "--pid", "--mount-proc", "--kill-child"]);
+    }
+    command.arg(program.get_program()).args(program.get_args());
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+}
+
+/// Runs a builder to its end, with `scratch` for what it leaves lying about. What it says is told line by line.
+async fn run(builder: Builder, command: Command, scratch: &Path, job: &Job) -> Result<(), super::Error> {
+    let command = command.as_std();
+    let program = command.get_program().to_string_lossy();
     let failed = |how: String| Error::Failed {
-        program: program.clone(),
+        program: program.clone().into_owned(),
         how,
     };
-    let stderr = std::io::stderr();
-    let said = std::os::fd::AsFd::as_fd(&stderr).try_clone_to_owned();
-    let said = said.map_err(|error| failed(error.to_string()))?;
-    command
+    let broken = |error: io::Error| failed(format!("cannot be started: {error}"));
+    let temporary = scratch.join("tmp");
+    fs::create_dir_all(&temporary).map_err(super::Error::store("make a directory"))?;
+    let (ours, theirs) = io::pipe().map_err(broken)?;
+    let said = Receiver::from_owned_fd(ours.into()).map_err(broken)?;
+    let mut listener = JoinSet::new();
+    listener.spawn(listen(said, job.clone()));
+    let mut child = held(builder, command)
+        .env("TMPDIR", &temporary)
         .stdin(Stdio::null())
-        .stdout(Stdio::from(said))
+        .stdout(theirs.try_clone().map_err(broken)?)
+        .stderr(theirs)
         .process_group(0)
-        .kill_on_drop(true);
-    let mut child = command
+        .kill_on_drop(true)
         .spawn()
-        .map_err(|error| failed(format!("cannot be started: {error}")))?;
+        .map_err(broken)?;
     let mut group = Group(child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw));
     let status = tokio::select! {
-        status = child.wait() => status.map_err(|error| failed(error.to_string()))?,
-        () = job.cancel.cancelled() => return Err(super::Error::Cancelled),
+        status = child.wait() => Some(status.map_err(|error| failed(error.to_string()))?),
+        () = job.cancel.cancelled() => None,
     };
-    if status.success() {
-        group.0 = None;
-        return Ok(());
+    match status {
+        Some(status) if status.success() => group.0 = None,
+        Some(_) | None => drop(group),
     }
-    Err(failed(shown(status)).into())
+    // The pipe ends with the last process that has it: only then is nothing written to the scratch directory any more.
+    let _ = tokio::time::timeout(LAST_WORDS, listener.join_next()).await;
+    match status {
+        Some(status) if status.success() => Ok(()),
+        Some(status) => Err(failed(shown(status)).into()),
+        None => Err(super::Error::Cancelled),
+    }
+}
+
+/// Tells what a builder says, in lines; a line that is written over is one.
+async fn listen(said: Receiver, job: Job) {
+    let mut said = BufReader::new(said);
+    let mut line = Vec::new();
+    loop {
+        let piece = match said.fill_buf().await {
+            Ok([]) | Err(_) => break,
+            Ok(piece) => piece,
+        };
+        let length = piece.len();
+        for byte in piece {
+            match byte {
+                b'\n' | b'\r' => tell(&job, &mut line),
+                byte => line.push(*byte),
+            }
+            if line.len() >= LINE {
+                tell(&job, &mut line);
+            }
+        }
+        said.consume(length);
+    }
+    tell(&job, &mut line);
+}
+
+/// The longest line that is told as one.
+const LINE: usize = 4096;
+
+fn tell(job: &Job, line: &mut Vec<u8>) {
+    if !line.is_empty() {
+        job.tell(Progress::Said(String::from_utf8_lossy(line).into_owned()));
+        line.clear();
+    }
 }
 
 fn shown(status: ExitStatus) -> String {
@@ -365,7 +444,7 @@ mod tests {
         if is_missing("cancelling_ends_the_builder_and_what_it_started").await {
             return;
         }
-        let folder = folder("sleep 1000 & echo $! > \"$0.child.new\"; mv \"$0.child.new\" \"$0.child\"; wait");
+        let folder = folder("setsid sleep 98762 & touch \"$0.child\"; wait");
         let job = Job::default();
         let seen = folder.path().join("build.sh.child");
         let (plan, cancel) = (plan(folder.path()), job.cancel.clone());
@@ -377,11 +456,10 @@ mod tests {
         };
         let ((_data, result), ()) = tokio::join!(built(&plan, &job), wait);
         assert!(matches!(result, Err(super::super::Error::Cancelled)));
-        let child: u32 = fs::read_to_string(&seen).unwrap().trim().parse().unwrap();
         let is_running = || {
-            let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
-            stat.rsplit_once(')')
-                .is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
+            let processes = fs::read_dir("/proc").unwrap().flatten();
+            let mut lines = processes.filter_map(|entry| fs::read_to_string(entry.path().join("cmdline")).ok());
+            lines.any(|line| line == "sleep\098762\0")
         };
         while is_running() {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;

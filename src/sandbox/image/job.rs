@@ -52,6 +52,8 @@ pub enum Progress {
     },
     /// Something went wrong on the way and is tried again.
     Retrying { what: String, why: String },
+    /// A line of a builder's.
+    Said(String),
     /// Begins with layer `layer` (from 1) of `layers`.
     Unpacking { layer: usize, layers: usize },
 }

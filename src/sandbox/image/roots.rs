@@ -186,8 +186,25 @@ impl Roots {
         make().map_err(Error::store("make a directory"))
     }
 
-    /// Removes what killed ones left. The lock is held: no scratch directory is between being made and being locked.
+    /// What killed ones left and nobody has swept yet.
+    pub fn left(&self) -> Result<Vec<PathBuf>, Error> {
+        let _alone = self.lock()?;
+        let left = self.ruins().map_err(Error::store("list what was left"))?;
+        Ok(left.into_iter().map(|(path, _)| path).collect())
+    }
+
+    /// Removes what killed ones left. The lock is held.
     fn sweep(&self) -> io::Result<()> {
+        for (path, held) in self.ruins()? {
+            fs::remove_dir_all(path)?;
+            drop(held);
+        }
+        Ok(())
+    }
+
+    /// What killed ones left, held. The lock is held: no scratch directory is between being made and being locked.
+    fn ruins(&self) -> io::Result<Vec<(PathBuf, Flock<File>)>> {
+        let mut ruins = Vec::new();
         for entry in fs::read_dir(&self.images)? {
             let entry = entry?;
             let name = entry.file_name();
@@ -196,13 +213,11 @@ impl Roots {
             if !is_ours(SCRATCH) && !is_ours(".unpacking-") {
                 continue;
             }
-            let Ok(held) = Flock::lock(File::open(entry.path())?, FlockArg::LockExclusiveNonblock) else {
-                continue;
-            };
-            fs::remove_dir_all(entry.path())?;
-            drop(held);
+            if let Ok(held) = Flock::lock(File::open(entry.path())?, FlockArg::LockExclusiveNonblock) {
+                ruins.push((entry.path(), held));
+            }
         }
-        Ok(())
+        Ok(ruins)
     }
 }
 

@@ -51,8 +51,18 @@ pub(super) struct End {
 }
 
 #[derive(Debug, Deserialize, PartialEq, Clone)]
+pub(super) struct Gone {
+    #[serde(flatten)]
+    pub how: How,
+    #[serde(default)]
+    pub cpu_us: u64,
+    #[serde(default)]
+    pub max_rss_bytes: u64,
+}
+
+#[derive(Debug, Deserialize, PartialEq, Clone)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Gone {
+pub(super) enum How {
     Status(u8),
     Signal(u8),
 }
@@ -92,13 +102,18 @@ mod tests {
         };
         assert_eq!(end, Message::End(want));
         assert_eq!(
-            Message::parse(br#"{"gone":{"signal":9}}"#).unwrap(),
-            Message::Gone(Gone::Signal(9))
+            Message::parse(br#"{"gone":{"signal":9,"cpu_us":5,"max_rss_bytes":4096}}"#).unwrap(),
+            Message::Gone(Gone {
+                how: How::Signal(9),
+                cpu_us: 5,
+                max_rss_bytes: 4096,
+            })
         );
         for bad in [
             "",
             "{}",
             r#"{"end":{}}"#,
+            r#"{"gone":{}}"#,
             r#"{"sync":-1}"#,
             r#"{"other":1}"#,
             "\"\\ud800\"",

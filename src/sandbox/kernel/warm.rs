@@ -22,11 +22,12 @@ use super::carry::{Carried, Heard, Over, Stop, carry, nonsense_by};
 use super::context::lost;
 use super::language::{Language, Mode};
 use super::link::{Link, Said, Setting, check};
-use super::message::{End, Gone, Message};
+use super::message::{End, Gone, How, Message};
 use super::outlet::Job;
 use super::{Error, Run, RunEnded, RunOptions, exec};
+use crate::sandbox::exec::{Pressure, Used};
 use crate::sandbox::mould::Mould;
-use crate::sandbox::{Cause, Sandbox};
+use crate::sandbox::{Cause, Losses, Sandbox};
 
 /// How long a used lane may take to wait again, or a used interpreter to end.
 const COOL: Duration = Duration::from_secs(10);
@@ -221,8 +222,8 @@ impl Shared {
         }
     }
 
-    async fn oom_kills(&self) -> Option<u64> {
-        Some(self.sandbox.usage().await.ok()?.oom_kills)
+    async fn losses(&self) -> Option<Losses> {
+        Some(self.sandbox.usage().await.ok()?.into())
     }
 }
 
@@ -249,7 +250,7 @@ async fn lane(shared: Arc<Shared>, mut first: Option<Link>, mut ready: Option<on
         failed = 0;
         // As long as this link serves.
         loop {
-            let oom_kills = shared.oom_kills().await;
+            let before = shared.losses().await;
             let (park, mut parked) = oneshot::channel();
             locked(&shared.parked).push(park);
             if let Some(ready) = ready.take() {
@@ -277,7 +278,7 @@ async fn lane(shared: Arc<Shared>, mut first: Option<Link>, mut ready: Option<on
             };
             number += 1;
             let is_first_cast = number == 1 && link.mode() == Mode::Cast;
-            match serve(&shared, link, job, number, oom_kills).await {
+            match serve(&shared, link, job, number, before).await {
                 Some(again) => link = again,
                 None if is_first_cast => {
                     // Lapsed, or a second one has come and gone.
@@ -291,10 +292,10 @@ async fn lane(shared: Arc<Shared>, mut first: Option<Link>, mut ready: Option<on
 }
 
 async fn start_and_serve(shared: Arc<Shared>, job: Job) {
-    let oom_kills = shared.oom_kills().await;
+    let before = shared.losses().await;
     match shared.link(Mode::Once).await {
         Ok(link) => {
-            serve(&shared, link, job, 1, oom_kills).await;
+            serve(&shared, link, job, 1, before).await;
             shared.ended_cold.notify_one();
         }
         Err(error) => {
@@ -305,7 +306,7 @@ async fn start_and_serve(shared: Arc<Shared>, job: Job) {
 }
 
 /// Runs one piece; the link, when it waits for another.
-async fn serve(shared: &Shared, mut link: Link, mut job: Job, number: u64, oom_kills: Option<u64>) -> Option<Link> {
+async fn serve(shared: &Shared, mut link: Link, mut job: Job, number: u64, before: Option<Losses>) -> Option<Link> {
     let carried = carry(&mut link, &mut job, number, Stop::Kill, None).await;
     let timed_out = carried.timed_out && matches!(carried.over, Over::Kill(_));
     let limit = job.options.timeout.filter(|_| timed_out);
@@ -320,20 +321,20 @@ async fn serve(shared: &Shared, mut link: Link, mut job: Job, number: u64, oom_k
     };
     match (&carried.over, link.mode()) {
         (Over::Ended(end), Mode::Zygote) => {
-            let kernel = shared.judge(&carried, end, oom_kills).await;
+            let kernel = shared.judge(&carried, end, before).await;
             let ended = told(end.ok && kernel.is_success(), kernel);
             // The answer first; then the lane is made ready again.
             let (again, ()) = tokio::join!(cool(link, carried.heard), job.outlet.end(ended));
             again
         }
         (Over::Gone(gone), Mode::Zygote) => {
-            let kernel = shared.judge_gone(&carried, gone, oom_kills).await;
+            let kernel = shared.judge_gone(&carried, gone, before).await;
             let ended = told(kernel.is_success(), kernel);
             let (again, ()) = tokio::join!(cool(link, carried.heard), job.outlet.end(ended));
             again
         }
         (Over::Ended(end), Mode::Cast) => {
-            let kernel = shared.judge(&carried, end, oom_kills).await;
+            let kernel = shared.judge(&carried, end, before).await;
             let ended = told(end.ok && kernel.is_success(), kernel);
             // The answer first, as it will say nothing more; then what it left behind is awaited.
             tokio::join!(link.ended(COOL), job.outlet.end(ended));
@@ -351,7 +352,13 @@ async fn serve(shared: &Shared, mut link: Link, mut job: Job, number: u64, oom_k
             None
         }
         (Over::Kill(by), _) => {
+            let is_forked = link.mode() == Mode::Zygote;
             let mut kernel = link.kill(by).await;
+            if is_forked {
+                // The piece's own: the zygote had others before it, and was not waiting for them any more.
+                let Used { cpu, max_rss_bytes } = kernel.others;
+                (kernel.cpu, kernel.max_rss_bytes) = (cpu, max_rss_bytes);
+            }
             if let (Some(limit), Cause::Killed { .. }) = (limit, &kernel.cause) {
                 kernel.cause = Cause::TimedOut {
                     after_ms: limit.as_millis() as u64,
@@ -372,42 +379,53 @@ async fn serve(shared: &Shared, mut link: Link, mut job: Job, number: u64, oom_k
 
 impl Shared {
     /// The end of a child that told it itself.
-    async fn judge(&self, carried: &Carried, end: &End, oom_kills: Option<u64>) -> exec::Ended {
+    async fn judge(&self, carried: &Carried, end: &End, before: Option<Losses>) -> exec::Ended {
         let code = i32::from(end.status.unwrap_or_default());
         let cause = Cause::Exited { code };
-        let mut ended = self.ended(carried, cause, code != 0, oom_kills).await;
+        let mut ended = self.ended(carried, cause, code != 0, before).await;
         ended.cpu = Duration::from_micros(end.cpu_us).min(carried.duration * 64);
         ended.max_rss_bytes = end.max_rss_bytes;
         ended
     }
 
     /// The end of a child that its zygote tells.
-    async fn judge_gone(&self, carried: &Carried, gone: &Gone, oom_kills: Option<u64>) -> exec::Ended {
-        let (cause, suspect) = match gone {
-            Gone::Status(code) => (Cause::Exited { code: i32::from(*code) }, *code != 0),
-            Gone::Signal(signal) => {
-                let signal = i32::from(*signal);
+    async fn judge_gone(&self, carried: &Carried, gone: &Gone, before: Option<Losses>) -> exec::Ended {
+        let (cause, suspect) = match gone.how {
+            How::Status(code) => (Cause::Exited { code: i32::from(code) }, code != 0),
+            How::Signal(signal) => {
+                let signal = i32::from(signal);
                 (Cause::Signalled { signal }, signal == libc::SIGKILL)
             }
         };
-        self.ended(carried, cause, suspect, oom_kills).await
+        let mut ended = self.ended(carried, cause, suspect, before).await;
+        ended.cpu = Duration::from_micros(gone.cpu_us).min(carried.duration * 64);
+        ended.max_rss_bytes = gone.max_rss_bytes;
+        ended
     }
 
     /// `cause`, unless memory ran out meanwhile: the promise of every exec.
-    async fn ended(&self, carried: &Carried, cause: Cause, suspect: bool, oom_kills: Option<u64>) -> exec::Ended {
+    async fn ended(&self, carried: &Carried, cause: Cause, suspect: bool, before: Option<Losses>) -> exec::Ended {
         let mut ended = exec::Ended {
             duration: carried.duration,
             ..exec::Ended::new(cause)
         };
         if suspect {
-            match (self.sandbox.usage().await, oom_kills) {
-                (Ok(usage), Some(before)) if usage.oom_kills > before => {
-                    ended.cause = Cause::OutOfMemory {
-                        limit_bytes: self.sandbox.limits().memory_bytes,
-                        peak_bytes: usage.memory_peak_bytes,
+            match (self.sandbox.usage().await, before) {
+                (Ok(usage), Some(before)) => {
+                    let now = Losses::from(usage);
+                    ended.pressure = Pressure {
+                        oom_kills: now.oom_kills.saturating_sub(before.oom_kills),
+                        forks_refused: now.pids_refused.saturating_sub(before.pids_refused),
+                        pids_limit: self.sandbox.limits().pids.into(),
+                        ..Pressure::default()
                     };
+                    if ended.pressure.oom_kills > 0 {
+                        ended.cause = Cause::OutOfMemory {
+                            limit_bytes: self.sandbox.limits().memory_bytes,
+                            peak_bytes: usage.memory_peak_bytes,
+                        };
+                    }
                 }
-                (Ok(_), Some(_)) => {}
                 (Err(_), _) | (_, None) => ended.unknown = Some("whether memory ran out".to_owned()),
             }
         }

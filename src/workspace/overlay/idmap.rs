@@ -1,13 +1,10 @@
 //! A read-only copy of a directory's mount on which the files of one user belong to another: what lets one directory be
 //! the lower layer of sandboxes that each have user ids of their own. mount_setattr(2), `MOUNT_ATTR_IDMAP`.
-#![expect(
-    unsafe_code,
-    reason = "no crate here wraps mount_setattr, and a user namespace needs a process to be mapped"
-)]
+#![expect(unsafe_code, reason = "a user namespace needs a process to be mapped")]
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use nix::sys::signal::{Signal, kill};
@@ -16,51 +13,22 @@ use nix::unistd::Pid;
 use rustix::mount::{OpenTreeFlags, open_tree};
 
 use super::super::materialise::Owner;
+use crate::mount_attr::{self, Change};
 
 /// As whom files of a base are on the disk.
 pub(super) const KEPT_AS: Owner = Owner { uid: 0, gid: 0 };
-
-const MOUNT_ATTR_RDONLY: u64 = 0x1;
-const MOUNT_ATTR_NOSUID: u64 = 0x2;
-const MOUNT_ATTR_NODEV: u64 = 0x4;
-const MOUNT_ATTR_NOATIME: u64 = 0x10;
-const MOUNT_ATTR_ATIME: u64 = 0x70;
-const MOUNT_ATTR_IDMAP: u64 = 0x0010_0000;
-
-/// `struct mount_attr`, linux/mount.h.
-#[repr(C)]
-struct Attributes {
-    set: u64,
-    clear: u64,
-    propagation: u64,
-    user_namespace: u64,
-}
 
 /// The mount of `directory`, attached nowhere, read-only, its files the owner's.
 pub(super) fn shown_as(directory: &Path, owner: &OwnedFd) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let mount = open_tree(rustix::fs::CWD, directory, flags)?;
-    let attributes = Attributes {
-        set: MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOATIME | MOUNT_ATTR_IDMAP,
-        clear: MOUNT_ATTR_ATIME,
-        propagation: 0,
-        user_namespace: owner.as_raw_fd() as u64,
+    let change = Change {
+        set: mount_attr::RDONLY | mount_attr::NOSUID | mount_attr::NODEV | mount_attr::NOATIME,
+        clear: mount_attr::ATIME,
+        users: Some(owner.as_fd()),
     };
-    // SAFETY: the name and the attributes, which have the kernel's layout, outlive the call; it only reads them.
-    let set = unsafe {
-        libc::syscall(
-            libc::SYS_mount_setattr,
-            mount.as_fd().as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
-            &raw const attributes,
-            size_of::<Attributes>(),
-        )
-    };
-    match set {
-        -1 => Err(io::Error::last_os_error()),
-        _ => Ok(mount),
-    }
+    mount_attr::change(&mount, change)?;
+    Ok(mount)
 }
 
 /// A user namespace in which [`KEPT_AS`] is that owner, and nobody else is anybody.
@@ -117,6 +85,8 @@ impl Drop for Sleeper {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     #[test]

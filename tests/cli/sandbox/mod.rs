@@ -2,6 +2,7 @@
 
 mod code;
 mod double;
+mod full;
 mod hostile;
 mod other;
 mod real;

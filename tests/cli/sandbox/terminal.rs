@@ -164,9 +164,58 @@ fn a_real_sandbox_has_this_terminals_size_and_takes_its_keys() {
     assert_eq!(seat.child.wait().unwrap().code(), Some(130));
 }
 
+/// Leaves by `keys` a command that was started apart, and comes back to it.
+#[test]
+fn the_detach_keys_leave_a_command_running() {
+    let Some(desk) = Desk::new("the_detach_keys_leave_a_command_running") else {
+        return;
+    };
+    let served = crate::served::Served::tidy(&desk);
+    let made = served.sandbox(&desk, &["create"]);
+    let id = made.stdout.trim_end();
+    let words = [
+        "sandbox",
+        "exec",
+        "-it",
+        "--on-disconnect",
+        "keep",
+        id,
+        "--",
+        "sh",
+        "-c",
+        "read line; echo got $line; exit 4",
+    ];
+    let seated = |words: &[&str]| {
+        let mut command = desk.plain(words);
+        command.env("EXUVIA_SERVER", &served.url);
+        let seat = Seat::take(command);
+        seat.wait_until_raw();
+        seat
+    };
+    let mut seat = seated(&words);
+    seat.keyboard.write_all(b"\x10\x11").unwrap();
+    assert_eq!(seat.child.wait().unwrap().code(), Some(130));
+    let listed = served.sandbox(&desk, &["ps", id, "--json"]);
+    let listed: serde_json::Value = serde_json::from_str(&listed.stdout).unwrap();
+    let exec = &listed["execs"][0];
+    assert_eq!(
+        (&exec["attached"], &exec["ended"]),
+        (&false.into(), &serde_json::Value::Null),
+        "{listed}"
+    );
+    let exec = exec["exec_id"].as_str().unwrap();
+    // By keys of one's own; the usual ones are then input like any other.
+    let mut seat = seated(&["sandbox", "attach", "-it", "--detach-keys", "ctrl-x,d", id, exec]);
+    seat.keyboard.write_all(b"\x18d").unwrap();
+    assert_eq!(seat.child.wait().unwrap().code(), Some(130));
+    let mut seat = seated(&["sandbox", "attach", "-it", id, exec]);
+    seat.keyboard.write_all(b"abc\r").unwrap();
+    assert_eq!(seat.child.wait().unwrap().code(), Some(4));
+}
+
 #[test]
 fn however_it_ends_the_terminal_is_given_back() {
-    for way in ["keys", "SIGTERM", "SIGHUP", "the stream"] {
+    for way in ["keys", "other keys", "SIGTERM", "SIGHUP", "the stream"] {
         let desk = Desk::bare();
         let refused = Err(Status::permission_denied("no more"));
         let double = Double::start(Script {
@@ -180,6 +229,10 @@ fn however_it_ends_the_terminal_is_given_back() {
         let code = match way {
             "keys" => {
                 seat.keyboard.write_all(b"\x1d.").unwrap();
+                130
+            }
+            "other keys" => {
+                seat.keyboard.write_all(b"\x10\x11").unwrap();
                 130
             }
             // The first ones go to the command; it is the fourth that leaves.

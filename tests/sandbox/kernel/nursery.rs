@@ -8,7 +8,7 @@ use exuvia::sandbox::kernel::{Error, Fresh, Language, RunOptions, Warm, WarmOpti
 use exuvia::sandbox::mould::Mould;
 use exuvia::sandbox::{Cause, Sandbox, Usage};
 
-use super::warm::{LIKE_PYTHON_C, cause, parked, run};
+use super::warm::{cause, is_like_python_c, parked, run, what_a_killed_piece_used_is_told};
 use super::{Did, LIMIT, Place, finish};
 use crate::support::{sh, skip};
 
@@ -59,21 +59,7 @@ async fn one_that_is_cast_does_what_python_c_does() {
         return;
     };
     // One of its own for each piece: who has run a few gets an interpreter that forks.
-    for (code, stdout, stderr, want) in LIKE_PYTHON_C {
-        let warm = bed.cast().await;
-        let did = run(&warm, code).await;
-        assert_eq!(
-            (
-                did.out().as_str(),
-                String::from_utf8_lossy(&did.stderr).as_ref(),
-                cause(&did)
-            ),
-            (stdout, stderr, want.clone()),
-            "{code}"
-        );
-    }
-    let did = run(&bed.cast().await, "def f(): return nope\nf()").await;
-    assert_eq!(did.error(), ("NameError", "name 'nope' is not defined"));
+    is_like_python_c(async || Arc::new(bed.cast().await), "cast").await;
     // (code, what it prints): memory, stack, threads, signals, other processes and modules that none has loaded.
     let more = [
         (IS_CAST, "True\n"),
@@ -265,6 +251,15 @@ async fn one_that_waits_is_charged_to_its_sandbox_and_ends_with_it() {
     parked(&warm).await;
     bed.place.close().await;
     assert_eq!(bed.place.bench.traces(sandbox.id()), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_one_used_is_told() {
+    let Some(bed) = Bed::open("kernel::nursery::what_a_killed_one_used_is_told").await else {
+        return;
+    };
+    what_a_killed_piece_used_is_told(async || Arc::new(bed.cast().await)).await;
+    bed.place.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

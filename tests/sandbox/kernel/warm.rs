@@ -1,5 +1,6 @@
 //! Fresh processes, ready ahead.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use exuvia::sandbox::Cause;
@@ -47,8 +48,32 @@ pub(super) async fn parked(warm: &Warm) {
     tokio::time::timeout(LIMIT, wait).await.expect("a lane is ready again");
 }
 
+/// Whatever its processes come from, they do what `python3 -c` does.
+pub(super) async fn is_like_python_c(next: impl AsyncFn() -> Arc<Warm>, what: &str) {
+    for (code, stdout, stderr, want) in LIKE_PYTHON_C {
+        let warm = next().await;
+        parked(&warm).await;
+        let did = run(&warm, code).await;
+        let said = String::from_utf8_lossy(&did.stderr);
+        assert_eq!(
+            (did.out().as_str(), said.as_ref(), cause(&did)),
+            (stdout, stderr, want.clone()),
+            "{what}: {code}"
+        );
+        assert_eq!(did.ended().ok, want == Cause::Exited { code: 0 }, "{what}: {code}");
+    }
+    let warm = next().await;
+    parked(&warm).await;
+    let did = run(&warm, "def f(): return nope\nf()").await;
+    assert_eq!(did.error(), ("NameError", "name 'nope' is not defined"), "{what}");
+    assert!(
+        did.errors[0].2.contains("    def f(): return nope\n"),
+        "{what}: {did:?}"
+    );
+}
+
 /// (code, standard output, standard error, cause)
-pub(super) const LIKE_PYTHON_C: [(&str, &str, &str, Cause); 11] = [
+const LIKE_PYTHON_C: [(&str, &str, &str, Cause); 11] = [
     ("print(6 * 7)", "42\n", "", Cause::Exited { code: 0 }),
     (
         "import sys; print(sys.argv, __name__); sys.exit(7)",
@@ -112,24 +137,8 @@ async fn forked_and_executed_are_alike() {
         let Some(warm) = start(test, &place, Language::Python, fresh).await else {
             return;
         };
-        for (code, stdout, stderr, want) in LIKE_PYTHON_C {
-            parked(&warm).await;
-            let did = run(&warm, code).await;
-            assert_eq!(
-                (
-                    did.out().as_str(),
-                    String::from_utf8_lossy(&did.stderr).as_ref(),
-                    cause(&did)
-                ),
-                (stdout, stderr, want.clone()),
-                "{fresh:?}: {code}"
-            );
-            assert_eq!(did.ended().ok, want == Cause::Exited { code: 0 }, "{fresh:?}: {code}");
-        }
-        parked(&warm).await;
-        let did = run(&warm, "def f(): return nope\nf()").await;
-        assert_eq!(did.error(), ("NameError", "name 'nope' is not defined"));
-        assert!(did.errors[0].2.contains("    def f(): return nope\n"), "{did:?}");
+        let warm = Arc::new(warm);
+        is_like_python_c(async || Arc::clone(&warm), &format!("{fresh:?}")).await;
         parked(&warm).await;
         assert_eq!(run(&warm, "x = 5; x + 1").await.value().as_deref(), Some("6"));
     }
@@ -225,6 +234,77 @@ async fn many_at_once_time_limits_and_memory() {
     parked(&warm).await;
     let look = "import os; print(sum(os.stat('/proc/' + p).st_uid == os.getuid() for p in os.listdir('/proc') if p.isdigit()))";
     assert_eq!(run(&warm, look).await.out(), "2\n", "the zygote and this one");
+    place.close().await;
+}
+
+/// What a piece used is told however it ended, and is its own: the one before used more of everything. So whether it was
+/// forked, cast or started.
+pub(super) async fn what_a_killed_piece_used_is_told(next: impl AsyncFn() -> Arc<Warm>) {
+    const BURN: &str = "import os, time\ndef burn(seconds, mib):\n  x = bytearray(mib << 20); end = time.process_time() + seconds\n  while time.process_time() < end: pass\n  return x\n";
+    let many = Duration::from_secs(60);
+    // (code, its time, milliseconds and MiB at least, and less than that: what the first used, or thereabouts)
+    let pieces = [
+        ("x = burn(2.5, 64)", many, (2_500, 64), (60_000, 100)),
+        (
+            "x = burn(0.2, 24); os.kill(os.getpid(), 9)",
+            many,
+            (200, 24),
+            (2_400, 60),
+        ),
+        ("x = burn(0.2, 24); os._exit(3)", many, (200, 24), (2_400, 60)),
+        (
+            "x = burn(0.1, 24)\nwhile True: pass",
+            Duration::from_secs(2),
+            (80, 24),
+            (2_400, 60),
+        ),
+    ];
+    for (code, timeout, (cpu, rss), (less_cpu, less_rss)) in pieces {
+        let warm = next().await;
+        parked(&warm).await;
+        let options = RunOptions {
+            timeout: Some(timeout),
+            ..RunOptions::default()
+        };
+        let did = finish(warm.run(&format!("{BURN}{code}"), options).unwrap()).await;
+        let kernel = did.ended().kernel.as_ref().unwrap();
+        let used = (kernel.cpu.as_millis(), kernel.max_rss_bytes >> 20);
+        assert!((cpu..less_cpu).contains(&used.0), "{code}: {kernel:?}");
+        assert!((rss..less_rss).contains(&used.1), "{code}: {kernel:?}");
+    }
+    let warm = next().await;
+    parked(&warm).await;
+    let did = run(&warm, "hog = []\nwhile True: hog.append(bytearray(1 << 20))").await;
+    let kernel = did.ended().kernel.as_ref().unwrap();
+    let Cause::OutOfMemory {
+        limit_bytes,
+        peak_bytes,
+    } = kernel.cause
+    else {
+        panic!("{kernel:?}")
+    };
+    assert_eq!(limit_bytes, 128 << 20);
+    assert!(peak_bytes > 100 << 20 && kernel.max_rss_bytes > 64 << 20, "{kernel:?}");
+    assert!(
+        kernel.pressure.oom_kills > 0 && kernel.pressure.pids_limit > 0,
+        "{kernel:?}"
+    );
+    assert!(!kernel.cpu.is_zero(), "{kernel:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_piece_used_is_told_forked_or_started() {
+    let test = "kernel::warm::what_a_killed_piece_used_is_told_forked_or_started";
+    let Some(place) = Place::open(test).await else {
+        return;
+    };
+    for fresh in [Fresh::Forked, Fresh::Executed] {
+        let Some(warm) = start(test, &place, Language::Python, fresh).await else {
+            return;
+        };
+        let warm = Arc::new(warm);
+        what_a_killed_piece_used_is_told(async || Arc::clone(&warm)).await;
+    }
     place.close().await;
 }
 

@@ -81,10 +81,11 @@ impl Down {
         let mut chunks = self.read(&path).await?;
         let mut stdout = std::io::stdout();
         while let Some(data) = self.next(&mut chunks).await? {
-            let written = stdout.write_all(&data).and_then(|()| stdout.flush());
-            if written.is_err() {
+            match stdout.write_all(&data).and_then(|()| stdout.flush()) {
+                Ok(()) => {}
                 // Nobody reads any more.
-                return Ok(());
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
+                Err(error) => return Err(Error::local("cannot write to standard output", &error)),
             }
         }
         Ok(())
@@ -197,8 +198,5 @@ fn place(path: &[u8], target: &Path) -> Result<(Folder, Name), Error> {
 }
 
 fn failed(path: &[u8], error: std::io::Error) -> Error {
-    Error::new(
-        Kind::Unavailable,
-        format!("cannot copy `{}`: {error}", show::name(path)),
-    )
+    Error::local(&format!("cannot copy `{}`", show::name(path)), &error)
 }

@@ -35,6 +35,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bollard::models::ContainerInspectResponse;
 use serde::Serialize;
 use tokio::net::UnixStream;
 use tokio::time::Instant;
@@ -322,26 +323,38 @@ impl Docker {
 
     /// Whether the sandbox stands still by the kernel's word, which the engine's follows late. `None` where the kernel has none: under
     /// gVisor, while nothing runs, or on the way.
-    async fn observed_frozen(&self, id: &SandboxId) -> Option<bool> {
+    fn observed_frozen(&self, id: &SandboxId, inspected: &ContainerInspectResponse) -> Option<bool> {
         let record = record::read(&self.directory(id)).ok()?;
         if record.isolation == Isolation::Gvisor {
             return None;
         }
-        let (group, _) = self.group("look at", id).await.ok()?;
+        let (group, _) = self.group_of("look at", id, inspected).ok()?;
         group.is_frozen().ok()?
+    }
+
+    async fn inspect(&self, doing: &'static str, id: &SandboxId) -> Result<ContainerInspectResponse, Error> {
+        match self.engine.inspect(&name(id)).await {
+            Ok(inspected) => Ok(inspected),
+            Err(Failure::NotFound(_)) => Err(Error::NotFound(id.clone())),
+            Err(failure) => Err(Error::failed(doing, id, failure)),
+        }
     }
 
     /// The running container's group and its init, as numbered on the host.
     ///
     /// The engine's stats call is not used: it is slow, leaves out the OOM count, and is the engine's word, not the kernel's.
     async fn group(&self, doing: &'static str, id: &SandboxId) -> Result<(cgroup::Group, i32), Error> {
-        let inspected = match self.engine.inspect(&name(id)).await {
-            Ok(inspected) => inspected,
-            Err(Failure::NotFound(_)) => return Err(Error::NotFound(id.clone())),
-            Err(failure) => return Err(Error::failed(doing, id, failure)),
-        };
-        let pid = inspected.state.and_then(|state| state.pid).unwrap_or_default();
-        let container = inspected.id.unwrap_or_default();
+        self.group_of(doing, id, &self.inspect(doing, id).await?)
+    }
+
+    fn group_of(
+        &self,
+        doing: &'static str,
+        id: &SandboxId,
+        inspected: &ContainerInspectResponse,
+    ) -> Result<(cgroup::Group, i32), Error> {
+        let pid = inspected.state.as_ref().and_then(|state| state.pid).unwrap_or_default();
+        let container = inspected.id.as_deref().unwrap_or_default();
         if pid == 0 || container.is_empty() {
             return Err(Error::failed(doing, id, "it does not run"));
         }
@@ -351,7 +364,7 @@ impl Docker {
             .group_of(pid)
             .map_err(|error| Error::caused(doing, id, &error))?;
         // The number may have been another's.
-        if !group.speaks_of(&container) {
+        if !group.speaks_of(container) {
             let reason = "its processes are not visible here: does the engine run in another pid namespace?";
             return Err(Error::failed(doing, id, reason));
         }
@@ -438,6 +451,12 @@ impl Backend for Docker {
                 missing,
             });
         }
+        if !spec.limits.disk_rates.is_unlimited() {
+            return Err(Error::Unsupported {
+                wanted: "limits on how fast a disk is".to_owned(),
+                missing: "only the backend `oci` has them".to_owned(),
+            });
+        }
         let handle = Handle {
             id: spec.id.clone(),
             identity: spec.identity,
@@ -491,13 +510,9 @@ impl Backend for Docker {
         let (id, doing) = (&sandbox.id, if frozen { "freeze" } else { "thaw" });
         let begun = Instant::now();
         loop {
-            let inspected = match self.engine.inspect(&name(id)).await {
-                Ok(inspected) => inspected,
-                Err(Failure::NotFound(_)) => return Err(Error::NotFound(id.clone())),
-                Err(failure) => return Err(Error::failed(doing, id, failure)),
-            };
-            let said = inspected.state.and_then(|state| state.paused) == Some(true);
-            let observed = self.observed_frozen(id).await;
+            let inspected = self.inspect(doing, id).await?;
+            let said = inspected.state.as_ref().and_then(|state| state.paused) == Some(true);
+            let observed = self.observed_frozen(id, &inspected);
             if observed.unwrap_or(said) == frozen {
                 return Ok(());
             }

@@ -10,7 +10,7 @@ use super::{Shared, ruin, socket};
 use crate::forge::{Bind, Link, Make, Rlimit, Shape, Text};
 use crate::process::Process;
 use crate::sandbox::backend::{Handle, gvisor};
-use crate::sandbox::cgroup::Group;
+use crate::sandbox::cgroup::{self, Group};
 use crate::sandbox::verify::{self, Expected, Mounts, Writable};
 use crate::sandbox::{Error, Identity, Isolation, Limits, Mount, Spec, image, walls};
 
@@ -119,12 +119,18 @@ fn build(
         Some(_) => gvisor::host_limits(&spec.limits),
         None => spec.limits.clone(),
     };
-    group.create(&limits).map_err(|error| match error {
-        crate::sandbox::cgroup::Error::NotTaken { .. } => Error::Unsupported {
+    let held = group.create(&limits).and_then(|()| match &spec.workspace {
+        Some(workspace) => group.limit_rates(limits.disk_rates, workspace),
+        None => Ok(()),
+    });
+    held.map_err(|error| match error {
+        cgroup::Error::NotTaken { .. } | cgroup::Error::NoRates(_) => Error::Unsupported {
             wanted: "the limits of the sandbox".to_owned(),
             missing: crate::error::chain(&error),
         },
-        _ => Error::caused("create", id, &error),
+        cgroup::Error::Missing { .. } | cgroup::Error::File { .. } | cgroup::Error::Late { .. } => {
+            Error::caused("create", id, &error)
+        }
     })?;
     let listener = socket::bind(&dir, socket::GUEST).map_err(io)?;
     let mut request = request(shared, spec, root, &group);

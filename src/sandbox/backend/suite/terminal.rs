@@ -93,6 +93,36 @@ pub async fn a_terminal_has_an_end_of_input(case: &Case) {
     }
 }
 
+/// Whoever edits lines by itself has the terminal raw, and lines only while a command of its own runs: the end of input
+/// reaches it whatever is going on when it comes, and the command too.
+pub async fn a_raw_terminal_has_an_end_of_input(case: &Case) {
+    if !case.sh("command -v bash").await.ended.is_success() {
+        eprintln!(
+            "SKIPPED {}::a_raw_terminal_has_an_end_of_input: no bash in it",
+            module_path!()
+        );
+        return;
+    }
+    for text in ["", "sleep 0.4\n", "cat\nfirst\n", "cat\nhalf"] {
+        let command = Command::new(["bash", "--norc", "-i"]).env("PS1", "> ").terminal(SIZE);
+        let exec = case.sandbox.exec(command).await.unwrap();
+        exec.input(text.as_bytes()).await.unwrap();
+        exec.control().close_input().await.unwrap();
+        let ended = tokio::time::timeout(Duration::from_secs(10), exec.finish(10_000)).await;
+        let ended = ended.unwrap_or_else(|_| panic!("no end after {text:?}")).ended;
+        assert_eq!(ended.cause, Cause::Exited { code: 0 }, "{text:?}");
+    }
+    // Of a program that reads keys it is one, and the terminal stays what it was.
+    let script = "stty raw -echo; echo ready; head -c 1 | od -An -tx1; stty sane; echo still here";
+    let mut exec = case.sandbox.exec(Command::shell(script).terminal(SIZE)).await.unwrap();
+    let mut shown = String::new();
+    until(&mut exec, &mut shown, "ready").await;
+    exec.control().close_input().await.unwrap();
+    until(&mut exec, &mut shown, "04").await;
+    until(&mut exec, &mut shown, "still here").await;
+    assert_eq!(exec.ended().await.cause, Cause::Exited { code: 0 });
+}
+
 /// One that listens on a port and sends everything back, twice.
 const ECHO: &str = r#"use IO::Socket::INET; my $s = IO::Socket::INET->new(LocalAddr => "127.0.0.1", LocalPort => 8123,
     Listen => 5, ReuseAddr => 1) or die; while (my $c = $s->accept) { my $all = ""; while (sysread $c, my $b, 65536) { $all .= $b }

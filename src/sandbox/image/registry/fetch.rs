@@ -84,8 +84,14 @@ impl<'a> Session<'a> {
                 }
             }));
         if plain {
-            // No TLS will be spoken, and no proxy be asked for what is on this host.
-            builder = builder.tls_certs_only([]).no_proxy();
+            // No TLS will be spoken.
+            builder = builder.tls_certs_only([]);
+        } else if let Some(path) = &options.authorities {
+            builder = builder.tls_certs_merge(authorities(path)?);
+        }
+        if is_loopback(&base) {
+            // No proxy is asked for what is on this host.
+            builder = builder.no_proxy();
         }
         let http = builder.build().map_err(|error| Error::Transport {
             registry: registry.clone(),
@@ -258,6 +264,10 @@ impl<'a> Session<'a> {
         let after = self.options.patience.idle;
         match tokio::time::timeout(after, wait).await {
             Ok(Ok(got)) => Ok(got),
+            Ok(Err(error)) if let Some(reason) = distrust(&error) => {
+                let registry = self.registry.clone();
+                Err(Error::Certificate { registry, reason }.into())
+            }
             Ok(Err(error)) if error.is_redirect() || error.is_builder() => {
                 Err(self.transport(what, crate::error::chain(&error)).into())
             }
@@ -376,6 +386,33 @@ impl<'a> Session<'a> {
             what: what.to_owned(),
             limit,
         }
+    }
+}
+
+/// The certificates in a file of PEM.
+fn authorities(path: &Path) -> Result<Vec<reqwest::Certificate>, Error> {
+    let useless = |why: String| Error::Authority {
+        path: path.to_owned(),
+        why,
+    };
+    let bytes = std::fs::read(path).map_err(|error| useless(error.to_string()))?;
+    let found = reqwest::Certificate::from_pem_bundle(&bytes).map_err(|error| useless(crate::error::chain(&error)))?;
+    match found.is_empty() {
+        true => Err(useless("there is none in it".to_owned())),
+        false => Ok(found),
+    }
+}
+
+/// Why the other side's certificate was refused, if that is what went wrong: it goes no better next time.
+fn distrust(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    if let Some(rustls::Error::InvalidCertificate(why)) = error.downcast_ref() {
+        return Some(why.to_string());
+    }
+    // What an I/O error was made of is no source of it.
+    let held = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+    match held {
+        Some(held) => distrust(held),
+        None => error.source().and_then(distrust),
     }
 }
 

@@ -16,6 +16,7 @@ mod fetch;
 mod login;
 
 use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
@@ -69,6 +70,10 @@ pub enum Error {
     Deadline(Duration),
     #[error("the way in to registry `{registry}` makes no sense: {why}")]
     Challenge { registry: String, why: String },
+    #[error("registry `{registry}` has a certificate that is not to be trusted: {reason}")]
+    Certificate { registry: String, reason: String },
+    #[error("`{}` holds no certificates: {why}", .path.display())]
+    Authority { path: PathBuf, why: String },
     #[error("no login for registry `{registry}` can be had: {why}")]
     Login { registry: String, why: String },
 }
@@ -76,10 +81,12 @@ pub enum Error {
 impl Error {
     pub fn kind(&self) -> Kind {
         match self {
-            Self::Reference { .. } | Self::TooMuch { .. } | Self::Challenge { .. } | Self::Login { .. } => {
-                Kind::Invalid
-            }
-            Self::PlainHttp(_) | Self::Denied { .. } => Kind::Denied,
+            Self::Reference { .. }
+            | Self::TooMuch { .. }
+            | Self::Challenge { .. }
+            | Self::Login { .. }
+            | Self::Authority { .. } => Kind::Invalid,
+            Self::PlainHttp(_) | Self::Denied { .. } | Self::Certificate { .. } => Kind::Denied,
             Self::NotFound { .. } => Kind::NotFound,
             Self::Status { .. } | Self::Transport { .. } => Kind::Unavailable,
             Self::Stalled { .. } | Self::Deadline(_) => Kind::Deadline,
@@ -92,6 +99,10 @@ impl Error {
                 Some("name a login: `--docker-config FILE`, or `--username NAME --password-from env:NAME`")
             }
             Self::PlainHttp(_) => Some("leave out `--plain-http`; a registry of your network needs a certificate"),
+            Self::Certificate { .. } => Some(
+                "name who signed it, if you trust them: `--registry-ca FILE`; a name or a date that is wrong they must mend",
+            ),
+            Self::Authority { .. } => Some("write PEM: `-----BEGIN CERTIFICATE-----`, one or several"),
             Self::NotFound { .. } => Some("check the name and the tag; private images look as if they were not there"),
             Self::Deadline(_) => Some("give it more time with `--timeout`"),
             Self::Transport { .. } | Self::Stalled { .. } => {
@@ -137,6 +148,8 @@ pub struct Options {
     pub patience: Patience,
     /// Speak HTTP without TLS. Only to loopback addresses.
     pub plain_http: bool,
+    /// Certificates (PEM) of authorities that are trusted besides those of this host.
+    pub authorities: Option<PathBuf>,
 }
 
 /// Layers that are fetched at once.

@@ -571,3 +571,107 @@ fn references_and_the_names_they_give() {
         assert!(matches!(reference(bad), Err(Error::Reference { .. })), "{bad}");
     }
 }
+
+/// TLS before a registry: with a certificate for `name` that `authority` signed.
+fn behind_tls(registry: &Registry, name: &str, authority: &Authority) -> std::net::SocketAddr {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
+    let certificate = params.signed_by(&key, &authority.0).unwrap();
+    let key = rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der().clone()], key)
+        .unwrap();
+    let (config, listener) = (Arc::new(config), TcpListener::bind("127.0.0.1:0").unwrap());
+    let (address, inner) = (listener.local_addr().unwrap(), registry.address);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let config = Arc::clone(&config);
+            std::thread::spawn(move || pass_on(stream, config, inner));
+        }
+    });
+    address
+}
+
+/// One request and its answer.
+fn pass_on(stream: TcpStream, config: Arc<rustls::ServerConfig>, inner: std::net::SocketAddr) -> std::io::Result<()> {
+    let session = rustls::ServerConnection::new(config).map_err(std::io::Error::other)?;
+    let mut tls = rustls::StreamOwned::new(session, stream);
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        std::io::Read::read_exact(&mut tls, &mut byte)?;
+        request.extend(byte);
+    }
+    let mut plain = TcpStream::connect(inner)?;
+    plain.write_all(&request)?;
+    std::io::copy(&mut plain, &mut tls)?;
+    tls.conn.send_close_notify();
+    tls.flush()
+}
+
+struct Authority(rcgen::CertifiedIssuer<'static, rcgen::KeyPair>);
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = rcgen::KeyPair::generate().unwrap();
+        Self(rcgen::CertifiedIssuer::self_signed(params, key).unwrap())
+    }
+
+    fn file(&self) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), self.0.pem()).unwrap();
+        file
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn over_tls_only_who_is_trusted_is_believed() {
+    let image = image();
+    let registry = Registry::honest(&image);
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let (our_file, their_file) = (ours.file(), theirs.file());
+    let trusting = |file: Option<&tempfile::NamedTempFile>| Options {
+        plain_http: false,
+        authorities: file.map(|file| file.path().to_owned()),
+        ..options()
+    };
+    let at = |address| Registry {
+        address,
+        seen: Arc::default(),
+    };
+    let good = at(behind_tls(&registry, "127.0.0.1", &ours));
+    for reference in ["app:v1".to_owned(), format!("app@{}", image.digest())] {
+        let pulled = pulled(&good, &reference, &trusting(Some(&our_file))).await;
+        assert_eq!(pulled.result.as_ref().unwrap().digest, image.digest());
+        assert_eq!(pulled.file("b"), "two");
+    }
+    // Not signed by whom we trust, and not for the name that we asked for; nothing is asked of the registry then.
+    let elsewhere = at(behind_tls(&registry, "registry.example", &ours));
+    let before = registry.asked("");
+    for (at, file) in [(&good, None), (&good, Some(&their_file)), (&elsewhere, Some(&our_file))] {
+        let pulled = pulled(at, "app:v1", &trusting(file)).await;
+        let told = pulled.refusal();
+        assert!(told.contains("has a certificate that is not to be trusted"), "{told}");
+        assert_eq!(pulled.result.as_ref().unwrap_err().kind(), Kind::Denied);
+        assert_eq!(pulled.told, [], "it is not tried again");
+    }
+    assert_eq!(registry.asked(""), before);
+    // TLS says who sends it, not what is in it.
+    let layer = Digest::of(&image.layers[1]).to_string();
+    let lying = Registry::new(&image, move |request, _| {
+        request.path.ends_with(&layer).then(|| Answer::Send(b"else".to_vec()))
+    });
+    let lying = at(behind_tls(&lying, "127.0.0.1", &ours));
+    let told = pulled(&lying, "app:v1", &trusting(Some(&our_file))).await.refusal();
+    assert!(told.contains("layer"), "{told}");
+    // What is no certificate is said before anything is asked.
+    let empty = tempfile::NamedTempFile::new().unwrap();
+    let told = pulled(&good, "app:v1", &trusting(Some(&empty))).await.refusal();
+    assert!(told.contains("holds no certificates"), "{told}");
+}

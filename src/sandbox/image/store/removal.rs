@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::{Store, names, uses};
@@ -91,9 +91,19 @@ impl Store {
                 collected.bytes += bytes;
             }
         }
-        // Sweeps.
-        drop(self.roots.scratch()?);
+        self.sweep()?;
         Ok(collected)
+    }
+
+    /// What killed imports and builds left.
+    pub fn left_behind(&self) -> Result<Vec<PathBuf>, Error> {
+        self.roots.left()
+    }
+
+    /// Removes that.
+    pub fn sweep(&self) -> Result<(), Error> {
+        // Making one sweeps.
+        self.roots.scratch().map(drop)
     }
 
     fn forget(&self, digest: &Digest) -> Result<(), Error> {

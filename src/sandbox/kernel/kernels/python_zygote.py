@@ -72,7 +72,7 @@ def zygote():
         pid = os.fork()
         if pid == 0:
             worker()
-        status = os.waitpid(pid, 0)[1]
+        status, used = os.wait4(pid, 0)[1:]
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == NO_REQUEST:
             os._exit(NO_REQUEST)
         end_strays()
@@ -80,6 +80,8 @@ def zygote():
             end = {"signal": os.WTERMSIG(status)}
         else:
             end = {"status": os.WEXITSTATUS(status)}
+        end["cpu_us"] = int((used.ru_utime + used.ru_stime) * 1e6)
+        end["max_rss_bytes"] = used.ru_maxrss * 1024
         CHANNEL.send({"gone": end}, CHANNEL.err)
         CHANNEL.send({"gone": end})
 
