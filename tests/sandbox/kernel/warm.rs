@@ -256,7 +256,7 @@ pub(super) async fn what_a_killed_piece_used_is_told(next: impl AsyncFn() -> Arc
             "x = burn(0.1, 24)\nwhile True: pass",
             Duration::from_secs(2),
             (80, 24),
-            (2_400, 60),
+            (60_000, 60),
         ),
     ];
     for (code, timeout, (cpu, rss), (less_cpu, less_rss)) in pieces {
