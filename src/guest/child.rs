@@ -4,6 +4,7 @@
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 
@@ -46,8 +47,7 @@ pub struct Plan {
     filter: Vec<libc::sock_filter>,
     stdin: bool,
     terminal: Option<TerminalSize>,
-    /// Not on a kernel of the sandbox's own.
-    is_on_linux: bool,
+    has_oom_score: bool,
     /// What the process is cast from in place of running a program, and its pages.
     mould: Option<(Mould, OwnedFd)>,
 }
@@ -68,14 +68,7 @@ pub fn fault(code: &str, message: impl Into<String>, errno: Option<Errno>) -> Fa
     }
 }
 
-/// Tells why there is no program, and ends this process.
-fn tell(report: &OwnedFd, fault: &Fault) -> ! {
-    // The shim may be gone: then nobody wants to know. A pipe takes so little whole.
-    let _ = unistd::write(report, &fault.encode_to_vec());
-    sys::exit(127)
-}
-
-/// Most of a name that a fault shows: it must fit its pipe whole, as nobody reads that before the child is gone.
+/// Most of a name that a fault shows.
 const SHOWN: usize = 4096;
 
 fn shown(bytes: &[u8]) -> String {
@@ -131,7 +124,7 @@ impl Plan {
             filter: filter(&exec.seccomp).ok_or_else(|| bad("no seccomp filter, or not one"))?,
             stdin: exec.stdin,
             terminal: exec.terminal,
-            is_on_linux: !exec.own_kernel,
+            has_oom_score: !exec.no_oom_score,
             mould,
         })
     }
@@ -148,33 +141,21 @@ impl Plan {
         })?;
         let report = unistd::pipe2(OFlag::O_CLOEXEC).map_err(limit)?;
         let shim = Pid::this();
-        let child = match self.is_on_linux && self.runs_a_program() {
-            // Neither its memory is copied nor, page by page, what it writes to until then: that costs more than all the rest.
-            true => sys::fork_sharing(|| {
-                let fault = self.become_program(shim, &wiring.theirs);
-                tell(&report.1, &fault)
+        // Not by vfork(2): a program of the same user can stop a child that has not begun its own yet, and this process with it.
+        match sys::fork().map_err(limit)? {
+            ForkResult::Parent { child } => Ok(Child {
+                pid: child,
+                stdin: wiring.stdin,
+                outputs: wiring.outputs,
+                report: report.0,
             }),
-            false => sys::fork().map(|side| match side {
-                ForkResult::Parent { child } => child,
-                ForkResult::Child => {
-                    let prepared = self.prepare(shim, &wiring.theirs);
-                    drop(wiring.theirs);
-                    let fault = prepared.map_or_else(|fault| fault, |()| self.go_on());
-                    tell(&report.1, &fault)
-                }
-            }),
-        };
-        Ok(Child {
-            pid: child.map_err(limit)?,
-            stdin: wiring.stdin,
-            outputs: wiring.outputs,
-            report: report.0,
-        })
-    }
-
-    /// Whether it ends in execve(2): the file plane and what is cast stay in the memory that they were forked with.
-    fn runs_a_program(&self) -> bool {
-        !self.argv.is_empty() && self.mould.is_none()
+            ForkResult::Child => {
+                let fault = self.become_program(shim, wiring.theirs);
+                // The shim may be gone: then nobody wants to know.
+                let _ = File::from(report.1).write_all(&fault.encode_to_vec());
+                sys::exit(127)
+            }
+        }
     }
 
     fn pipes(&self) -> nix::Result<Wiring> {
@@ -206,28 +187,23 @@ impl Plan {
     }
 
     /// Turns this process into the program; comes back only with the reason why it could not.
-    fn become_program(&self, shim: Pid, wiring: &[Option<OwnedFd>; 3]) -> Fault {
+    fn become_program(&self, shim: Pid, wiring: [Option<OwnedFd>; 3]) -> Fault {
         match self.prepare(shim, wiring) {
             Err(fault) => fault,
-            Ok(()) => self.go_on(),
-        }
-    }
-
-    /// What a process that is prepared goes on as.
-    fn go_on(&self) -> Fault {
-        if self.argv.is_empty() {
-            // Not one descriptor of the agent's, the report included, reaches the file plane.
-            let closed = sys::install_filter(&self.filter).and_then(|()| sys::close_range(3, u32::MAX, false));
-            return match closed {
-                Ok(()) => sys::exit(files::serve_stdio()),
-                Err(errno) => internal("close descriptors and install the filter")(errno),
-            };
-        }
-        match &self.mould {
-            Some((mould, memory)) => self.cast(mould, memory),
-            None => match sys::install_filter(&self.filter) {
-                Ok(()) => self.exec(),
-                Err(errno) => internal("install the seccomp filter")(errno),
+            Ok(()) if self.argv.is_empty() => {
+                // Not one descriptor of the agent's, the report included, reaches the file plane.
+                let closed = sys::install_filter(&self.filter).and_then(|()| sys::close_range(3, u32::MAX, false));
+                match closed {
+                    Ok(()) => sys::exit(files::serve_stdio()),
+                    Err(errno) => internal("close descriptors and install the filter")(errno),
+                }
+            }
+            Ok(()) => match &self.mould {
+                Some((mould, memory)) => self.cast(mould, memory),
+                None => match sys::install_filter(&self.filter) {
+                    Ok(()) => self.exec(),
+                    Err(errno) => internal("install the seccomp filter")(errno),
+                },
             },
         }
     }
@@ -240,9 +216,9 @@ impl Plan {
         }
     }
 
-    fn prepare(&self, shim: Pid, wiring: &[Option<OwnedFd>; 3]) -> Result<(), Fault> {
+    fn prepare(&self, shim: Pid, wiring: [Option<OwnedFd>; 3]) -> Result<(), Fault> {
         // A worthy victim: when memory runs out the kernel should take programs, never the agent. May be forbidden.
-        if self.is_on_linux {
+        if self.has_oom_score {
             let _ = std::fs::write("/proc/self/oom_score_adj", "500");
         }
         unistd::setsid().map_err(internal("make a session"))?;

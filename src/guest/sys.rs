@@ -1,13 +1,11 @@
 //! System calls that nix does not wrap, each with its safety argument. Nothing here decides anything.
 #![expect(unsafe_code, reason = "raw system calls that nix 0.32 lacks")]
 
-use std::convert::Infallible;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
-use nix::sched::CloneFlags;
 use nix::unistd::{ForkResult, Pid};
 
 /// Highest capability number that is tried; the kernel stops earlier.
@@ -17,23 +15,6 @@ const MAX_CAPABILITY: libc::c_ulong = 63;
 pub fn fork() -> nix::Result<ForkResult> {
     // SAFETY: the agent never starts a thread, so the child inherits no lock in a held state.
     unsafe { nix::unistd::fork() }
-}
-
-/// What a child that shares the memory has for its calls, until its program runs.
-const STACK: usize = 256 << 10;
-
-/// Forks a child that shares this process's memory and stands in its place, as vfork(2): this process goes on when the child
-/// has executed a program, or has exited. Descriptors, signals and identity are the child's own.
-///
-/// `enter` changes nothing in memory that this process goes on with, and drops nothing of it.
-pub fn fork_sharing(enter: impl Fn() -> Infallible) -> nix::Result<Pid> {
-    // From the kernel as it is: nothing is written before it is used.
-    let mut stack = vec![0; STACK];
-    let flags = CloneFlags::CLONE_VM | CloneFlags::CLONE_VFORK;
-    let call = Box::new(|| match enter() {});
-    // SAFETY: the agent never starts a thread, and this one stands still until the child has left the memory: nothing is used by
-    // two at a time. The stack outlives the child's use of it.
-    unsafe { nix::sched::clone(call, &mut stack, flags, Some(libc::SIGCHLD)) }
 }
 
 /// Takes over a descriptor that the parent process left open for us.

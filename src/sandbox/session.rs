@@ -339,7 +339,7 @@ impl Sandbox {
             gid: self.place.sandbox.user,
             grace_ms: GRACE.as_millis() as u64,
             seccomp: self.filter.clone(),
-            own_kernel: self.spec.isolation == Isolation::Gvisor,
+            no_oom_score: self.spec.isolation == Isolation::Gvisor,
             rlimits: [
                 limit(libc::RLIMIT_CORE, 0),
                 limit(libc::RLIMIT_NOFILE, self.spec.limits.open_files),
