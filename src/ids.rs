@@ -39,7 +39,8 @@ pub fn shown(text: &str) -> String {
     shown
 }
 
-fn random_bits() -> u128 {
+/// From the kernel.
+pub(crate) fn random_bits() -> u128 {
     let rng = ring::rand::SystemRandom::new();
     let bytes = ring::rand::generate::<[u8; 16]>(&rng).expect("the kernel gives random bytes");
     u128::from_le_bytes(bytes.expose())

@@ -11,8 +11,7 @@ use crate::sandbox::{Backend, Capabilities, Handle};
 /// The border that a sandbox is to have; none, where its policy has no network.
 #[derive(Debug, Clone)]
 pub struct Guard {
-    policy: Policy,
-    borders: Option<Borders>,
+    way: Option<(Policy, Borders)>,
     placeholders: Placeholders,
     variables: BTreeMap<String, String>,
 }
@@ -37,16 +36,19 @@ impl Guard {
         placeholders: Placeholders,
     ) -> Result<Self, Error> {
         check(policy, able)?;
-        if policy.network().mode() != Mode::None && borders.is_none() {
-            return Err(Error::Unsupported {
-                policy: policy.name().to_owned(),
-                missing: "nothing here gives sandboxes a network".to_owned(),
-            });
-        }
+        let way = match (policy.network().mode(), borders) {
+            (Mode::None, _) => None,
+            (Mode::Proxy | Mode::Learn, Some(borders)) => Some((policy.clone(), borders.clone())),
+            (Mode::Proxy | Mode::Learn, None) => {
+                return Err(Error::Unsupported {
+                    policy: policy.name().to_owned(),
+                    missing: "nothing here gives sandboxes a network".to_owned(),
+                });
+            }
+        };
         Ok(Self {
+            way,
             variables: variables(policy, &placeholders),
-            policy: policy.clone(),
-            borders: borders.cloned(),
             placeholders,
         })
     }
@@ -65,15 +67,11 @@ impl Guard {
     /// # Errors
     /// The sandbox has no way out then, and is to be destroyed.
     pub async fn stand(&self, backend: &dyn Backend, sandbox: &Handle, whose: &Whose) -> Result<Option<Post>, Error> {
-        let Some(borders) = self
-            .borders
-            .as_ref()
-            .filter(|_| self.policy.network().mode() != Mode::None)
-        else {
+        let Some((policy, borders)) = &self.way else {
             return Ok(None);
         };
         let doorway = backend.doorway(sandbox).await?;
-        let post = borders.open(&self.policy, &self.placeholders, doorway, whose);
+        let post = borders.open(policy, &self.placeholders, doorway, whose);
         Ok(Some(post.await?))
     }
 }

@@ -57,6 +57,17 @@ pub struct Whose {
     pub steps: Steps,
 }
 
+impl Whose {
+    /// Of a sandbox that is used directly.
+    pub fn sandbox(id: &SandboxId) -> Self {
+        Self {
+            sandbox: id.clone(),
+            run: None,
+            steps: Steps::default(),
+        }
+    }
+}
+
 /// Something that was refused, or cut off.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Denied {
@@ -160,8 +171,6 @@ impl Journal for Log {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::clock::Timestamp;
     use crate::egress::rules::RuleId;
@@ -177,23 +186,9 @@ mod tests {
 
     fn decision(id: u64, host: &str, outcome: Outcome) -> Decision {
         Decision {
-            id,
-            at: Timestamp(0),
-            channel: Channel::Connect,
-            host: host.to_owned(),
-            port: 443,
-            address: None,
-            method: None,
-            path: None,
-            status: None,
-            sent: 0,
-            received: 0,
             outcome,
             rule: RuleId::from("r"),
-            reason: String::new(),
-            credential: None,
-            credential_version: None,
-            duration: Duration::ZERO,
+            ..Decision::undecided(id, Timestamp(0), Channel::Connect, host.to_owned(), 443)
         }
     }
 

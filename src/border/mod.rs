@@ -33,8 +33,6 @@ mod variables;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
-use async_trait::async_trait;
-
 pub use check::check;
 pub use guard::Guard;
 pub use log::{Denied, Mark, Steps, Whose};
@@ -47,7 +45,6 @@ pub use variables::variables;
 use self::outside::Outside;
 use self::spent::Spent;
 use crate::clock::Clock;
-use crate::egress::journal::Journal;
 use crate::error::Kind;
 use crate::sandbox;
 
@@ -95,19 +92,10 @@ impl Error {
     }
 }
 
-/// Takes down what borders decide.
-#[async_trait]
-pub trait Records: Send + Sync + std::fmt::Debug {
-    /// The way onto the record for the border of one sandbox.
-    fn of(&self, whose: &Whose) -> Arc<dyn Journal>;
-    /// Waits until all that was decided so far is on the record.
-    async fn settle(&self);
-}
-
 /// Makes borders for sandboxes; clones share everything.
 #[derive(Debug, Clone)]
 pub struct Borders {
-    records: Arc<dyn Records>,
+    records: Arc<OnAudit>,
     operator: Arc<Operator>,
     /// Looked at when the first border is made: a server without networks needs no resolver.
     outside: Arc<OnceLock<Outside>>,
@@ -116,7 +104,7 @@ pub struct Borders {
 }
 
 impl Borders {
-    pub fn new(operator: Operator, records: Arc<dyn Records>, clock: Arc<dyn Clock>) -> Self {
+    pub fn new(operator: Operator, records: Arc<OnAudit>, clock: Arc<dyn Clock>) -> Self {
         Self {
             records,
             operator: Arc::new(operator),

@@ -90,10 +90,9 @@ fn inside(doorway: &Doorway, trust: &Trust) -> io::Result<Doors> {
     Ok(doors)
 }
 
-/// Takes away what an earlier border has put in place.
+/// Takes away what an earlier border has put in place, if there was one.
 fn clear() {
     for name in SYSTEM.into_iter().chain([RESOLVER, PLACE]) {
-        // Nothing of ours is there unless there was a border: then it is no mount, or none of ours to begin with.
         if is_ours(name) {
             let _ = umount2(name, MntFlags::MNT_DETACH);
         }

@@ -11,7 +11,6 @@ use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::Records;
 use super::log::Whose;
 use crate::audit::Record;
 use crate::egress::journal::{Decision, Journal, Outcome, Unwritable};
@@ -65,17 +64,9 @@ impl OnAudit {
         writer.spawn("network decisions", |stop| write(entries, store, of_writer, stop));
         Self { queue, state, writer }
     }
-}
 
-impl Drop for OnAudit {
-    fn drop(&mut self) {
-        self.writer.stopping().cancel();
-    }
-}
-
-#[async_trait]
-impl Records for OnAudit {
-    fn of(&self, whose: &Whose) -> Arc<dyn Journal> {
+    /// The way onto the record for the border of one sandbox.
+    pub(super) fn of(&self, whose: &Whose) -> Arc<dyn Journal> {
         Arc::new(OfSandbox {
             whose: whose.clone(),
             queue: self.queue.clone(),
@@ -84,12 +75,19 @@ impl Records for OnAudit {
         })
     }
 
-    async fn settle(&self) {
+    /// Waits until all that was decided so far is on the record.
+    pub(super) async fn settle(&self) {
         let (done, settled) = oneshot::channel();
         if self.queue.send(Entry::Settle(done)).await.is_ok() {
             // Its writer may have ended.
             let _ = settled.await;
         }
+    }
+}
+
+impl Drop for OnAudit {
+    fn drop(&mut self) {
+        self.writer.stopping().cancel();
     }
 }
 
@@ -280,11 +278,6 @@ mod tests {
 
     fn decision(id: u64) -> Decision {
         Decision {
-            id,
-            at: Timestamp(7),
-            channel: Channel::Connect,
-            host: "a.example".to_owned(),
-            port: 443,
             address: Some([1, 2, 3, 4].into()),
             method: Some("GET".to_owned()),
             path: Some("/x".to_owned()),
@@ -293,10 +286,9 @@ mod tests {
             received: 2,
             outcome: Outcome::Allowed,
             rule: RuleId::from("a"),
-            reason: String::new(),
             credential: Some("token".to_owned()),
-            credential_version: None,
             duration: Duration::from_millis(3),
+            ..Decision::undecided(id, Timestamp(7), Channel::Connect, "a.example".to_owned(), 443)
         }
     }
 

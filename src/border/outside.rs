@@ -119,13 +119,12 @@ impl Outside {
                 Err(error) => return Err(bad(error.to_string())),
             }
         }
-        let roots = roots::system(&extra)?;
-        let system = rustls_native_certs::load_native_certs().certs;
+        let (roots, certificates) = roots::system(&extra)?;
         Ok(Self {
             resolver: Arc::new(resolver),
             dialer,
             roots: Arc::new(roots),
-            bundle: system.iter().chain(&extra).map(pem).collect(),
+            bundle: certificates.iter().map(pem).collect(),
             off_limits: operator.off_limits.clone(),
         })
     }

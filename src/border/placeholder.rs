@@ -31,8 +31,5 @@ impl Placeholders {
 
 /// 128 random bits in letters that survive a host name and a URL.
 fn placeholder() -> String {
-    let bytes = ring::rand::generate::<[u8; 16]>(&ring::rand::SystemRandom::new())
-        .expect("the kernel gives random bytes")
-        .expose();
-    format!("exuvia-{:032x}", u128::from_ne_bytes(bytes))
+    format!("exuvia-{:032x}", crate::ids::random_bits())
 }

@@ -12,7 +12,7 @@ use super::credential::credentials;
 use super::log::{Denied, Entered, Log, Mark, Steps, Whose};
 use super::namespace::{self, Doors, Trust};
 use super::spent::Spent;
-use super::{Borders, Error, Placeholders, Records};
+use super::{Borders, Error, OnAudit, Placeholders};
 use crate::egress::ask::Nobody;
 use crate::egress::budget::Budgets;
 use crate::egress::journal::Journal;
@@ -33,7 +33,7 @@ pub const HOW_TO_ASK: &str = "the policy of this sandbox does not open it; whoev
 pub struct Post {
     border: Border,
     log: Arc<Log>,
-    records: Arc<dyn Records>,
+    records: Arc<OnAudit>,
     steps: Steps,
     /// Whose budget it is on, until that has been told what was used.
     run: Mutex<Option<RunId>>,

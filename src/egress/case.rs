@@ -49,28 +49,9 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// Until it is decided it counts as broken off.
     pub fn new(inner: &Arc<Inner>, channel: Channel, host: &[u8], port: u16) -> Self {
         Self {
-            decision: Decision {
-                id: inner.next_id(),
-                at: inner.clock.now(),
-                channel,
-                host: shown(host, 255),
-                port,
-                address: None,
-                method: None,
-                path: None,
-                status: None,
-                sent: 0,
-                received: 0,
-                outcome: Outcome::Failed,
-                rule: builtin::DEFAULT_DENY,
-                reason: String::new(),
-                credential: None,
-                credential_version: None,
-                duration: Default::default(),
-            },
+            decision: Decision::undecided(inner.next_id(), inner.clock.now(), channel, shown(host, 255), port),
             inner: Arc::clone(inner),
             started: Instant::now(),
             tally: None,

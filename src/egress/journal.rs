@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-use super::rules::RuleId;
+use super::rules::{RuleId, builtin};
 use crate::clock::Timestamp;
 
 /// Takes the border's decisions.
@@ -87,6 +87,31 @@ pub struct Decision {
     /// The version of its value, where the source has one.
     pub credential_version: Option<String>,
     pub duration: Duration,
+}
+
+impl Decision {
+    /// Until it is decided it counts as broken off, by the rule that holds where none fits.
+    pub(crate) fn undecided(id: u64, at: Timestamp, channel: Channel, host: String, port: u16) -> Self {
+        Self {
+            id,
+            at,
+            channel,
+            host,
+            port,
+            address: None,
+            method: None,
+            path: None,
+            status: None,
+            sent: 0,
+            received: 0,
+            outcome: Outcome::Failed,
+            rule: builtin::DEFAULT_DENY,
+            reason: String::new(),
+            credential: None,
+            credential_version: None,
+            duration: Duration::ZERO,
+        }
+    }
 }
 
 /// The path of a request as it may be recorded: control bytes escaped, cut at 1 KiB, the query named and not shown.

@@ -94,27 +94,14 @@ mod tests {
     use super::*;
     use crate::clock::Timestamp;
     use crate::egress::journal::Outcome;
-    use crate::egress::rules::{Http, Path, Request, Rules, builtin};
+    use crate::egress::rules::{Http, Path, Request, Rules};
 
     fn wanted(channel: Channel, host: &str, port: u16, request: Option<(&str, &str)>) -> Decision {
         Decision {
-            id: 1,
-            at: Timestamp(0),
-            channel,
-            host: host.to_owned(),
-            port,
-            address: None,
             method: request.map(|(method, _)| method.to_owned()),
             path: request.map(|(_, path)| path.to_owned()),
-            status: None,
-            sent: 0,
-            received: 0,
             outcome: Outcome::Denied,
-            rule: builtin::DEFAULT_DENY,
-            reason: String::new(),
-            credential: None,
-            credential_version: None,
-            duration: Default::default(),
+            ..Decision::undecided(1, Timestamp(0), channel, host.to_owned(), port)
         }
     }
 

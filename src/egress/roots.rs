@@ -12,21 +12,22 @@ pub enum BadRoots {
     Extra(#[source] rustls::Error),
 }
 
+/// The roots that are trusted, and the certificates that they come from.
+///
 /// # Errors
 /// There is none at all, or an extra one is broken.
-pub fn system(extra: &[CertificateDer<'static>]) -> Result<RootCertStore, BadRoots> {
+pub fn system(extra: &[CertificateDer<'static>]) -> Result<(RootCertStore, Vec<CertificateDer<'static>>), BadRoots> {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
     for error in &found.errors {
         tracing::warn!(%error, "some of the system's roots cannot be read");
     }
-    roots.add_parsable_certificates(found.certs);
+    roots.add_parsable_certificates(found.certs.iter().cloned());
     for root in extra {
         roots.add(root.clone()).map_err(BadRoots::Extra)?;
     }
-    if roots.is_empty() {
-        Err(BadRoots::None)
-    } else {
-        Ok(roots)
+    match roots.is_empty() {
+        true => Err(BadRoots::None),
+        false => Ok((roots, [&found.certs, extra].concat())),
     }
 }

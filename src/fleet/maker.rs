@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Error;
 use super::ask::Shape;
 use super::lease::Lease;
-use crate::border::{Borders, Guard, Post, Steps, Whose};
+use crate::border::{Borders, Guard, Post, Whose};
 use crate::ids::SandboxId;
 use crate::policy::Policy;
 use crate::sandbox::backend::Backends;
@@ -186,11 +186,7 @@ impl Maker {
         let directory = blocking(move || Ok::<_, Error>(WorkDir::adopt(&data_dir, &name)?)).await?;
         let site = self.trees.adopt(directory.ground()).await?;
         let handle = backend.adopt(&lease.spec.id).await?;
-        let whose = Whose {
-            sandbox: lease.spec.id.clone(),
-            run: None,
-            steps: Steps::default(),
-        };
+        let whose = Whose::sandbox(&lease.spec.id);
         // First: nothing that ran before is to find its doors closed once it is told that all goes on.
         let post = guard.stand(&*backend, &handle, &whose).await?;
         let sandbox = Sandbox::known(
@@ -231,11 +227,7 @@ impl Maker {
     /// Opens a sandbox's way out, where its policy has one.
     pub async fn stand(&self, made: &Made, backend: BackendName, guard: &Guard) -> Result<Option<Post>, Error> {
         let backend = self.backends.get(backend).await?;
-        let whose = Whose {
-            sandbox: made.sandbox.id().clone(),
-            run: None,
-            steps: Steps::default(),
-        };
+        let whose = Whose::sandbox(made.sandbox.id());
         Ok(guard.stand(&*backend, made.sandbox.handle(), &whose).await?)
     }
 }

@@ -21,7 +21,7 @@ use super::plan::{self, Plan};
 use super::trail::Trail;
 use super::verdict::{self, Verdict};
 use crate::assembly::Parts;
-use crate::border::{Guard, Operator, Post, Steps, Whose};
+use crate::border::{Guard, Operator, Post, Whose};
 use crate::cli::{Context, Error, Exit};
 use crate::ids::SandboxId;
 use crate::sandbox::disk::Volumes;
@@ -117,11 +117,7 @@ impl Session {
             let (volumes, owner) = (Volumes::new(&context.data_dir), claim.identity().host_uid());
             WorkDir::open(&context.data_dir, id.as_str(), &volumes, plan.policy.limits(), owner)
         })?;
-        let whose = Whose {
-            sandbox: id.clone(),
-            run: None,
-            steps: Steps::default(),
-        };
+        let whose = Whose::sandbox(&id);
         let spec = plan.spec(id, claim.identity(), directory.workspace());
         // What killed ones left goes meanwhile; only this backend is looked at.
         let reaped = [plan.backend];

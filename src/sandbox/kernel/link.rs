@@ -297,7 +297,5 @@ fn settings(language: Language, env: &BTreeMap<String, String>) -> String {
 
 /// The random part of a mark.
 fn word() -> String {
-    let rng = ring::rand::SystemRandom::new();
-    let bytes = ring::rand::generate::<[u8; 16]>(&rng).expect("the kernel gives random bytes");
-    format!("{:032x}", u128::from_le_bytes(bytes.expose()))
+    format!("{:032x}", crate::ids::random_bits())
 }
