@@ -2,7 +2,7 @@
 //!
 //! All three only read, work on the data directory beside a running server, and make nothing where there is nothing.
 
-mod network;
+pub(super) mod network;
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -179,7 +179,7 @@ async fn query(args: Query, context: &Context) -> Result<Exit, Error> {
 }
 
 /// Refuses an id that the whole record does not have: it is mistyped, or of other data.
-pub(super) async fn known(store: &Sqlite, filter: &Filter) -> Result<(), Error> {
+async fn known(store: &Sqlite, filter: &Filter) -> Result<(), Error> {
     let alone = |run: &Option<String>, task: &Option<String>, sandbox: &Option<String>| Filter {
         run: run.clone(),
         task: task.clone(),
@@ -223,7 +223,7 @@ fn head(context: &Context) -> Result<Exit, Error> {
 }
 
 /// Opens the store of the data directory, which must be there.
-pub(super) fn open(context: &Context) -> Result<Sqlite, Error> {
+fn open(context: &Context) -> Result<Sqlite, Error> {
     if !Sqlite::exists(&context.data_dir) {
         let message = format!("no data in `{}`", context.data_dir.display());
         return Err(Error::new(Kind::NotFound, message).hint("--data-dir DIR, or EXUVIA_DATA_DIR"));

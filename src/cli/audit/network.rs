@@ -7,11 +7,12 @@ use serde_json::{Value, json};
 
 use super::{known, open, printable};
 use crate::audit::Sealed;
-use crate::audit::query::{self, Filter};
+use crate::audit::query::{self, Filter, Found};
 use crate::border::{DECIDED, UNCOUNTED};
 use crate::cli::{Context, Error, Exit};
 use crate::error::Kind;
 use crate::policy::quantity::show_size;
+use crate::store::sqlite::Sqlite;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Network {
@@ -30,22 +31,7 @@ pub(super) struct Network {
 }
 
 pub(super) async fn network(args: Network, context: &Context) -> Result<Exit, Error> {
-    let is = |prefix: &str| args.of.starts_with(prefix).then(|| args.of.clone());
-    let filter = Filter {
-        run: is("run_"),
-        sandbox: is("sbx_"),
-        action: Some(DECIDED.to_owned()),
-        ..Filter::default()
-    };
-    if filter.run.is_none() && filter.sandbox.is_none() {
-        let message = format!("`{}` is no run and no sandbox", crate::ids::shown(&args.of));
-        return Err(Error::new(Kind::Invalid, message).hint("ids begin with `run_` or `sbx_`"));
-    }
-    let store = open(context)?;
-    let found = query::find(&store, &filter, args.limit).await?;
-    if found.entries.is_empty() {
-        known(&store, &filter).await?;
-    }
+    let (store, found) = decided(&args.of, args.limit, context).await?;
     let uncounted = Filter {
         action: Some(UNCOUNTED.to_owned()),
         ..Filter::default()
@@ -71,6 +57,27 @@ pub(super) async fn network(args: Network, context: &Context) -> Result<Exit, Er
         "uncounted": !uncounted.entries.is_empty() });
     context.finish(&object, &text);
     Ok(Exit::Ok)
+}
+
+/// The decisions at the border of a run or a sandbox, the newest `limit`, and the store that has them.
+pub(in crate::cli) async fn decided(of: &str, limit: usize, context: &Context) -> Result<(Sqlite, Found), Error> {
+    let is = |prefix: &str| of.starts_with(prefix).then(|| of.to_owned());
+    let filter = Filter {
+        run: is("run_"),
+        sandbox: is("sbx_"),
+        action: Some(DECIDED.to_owned()),
+        ..Filter::default()
+    };
+    if filter.run.is_none() && filter.sandbox.is_none() {
+        let message = format!("`{}` is no run and no sandbox", crate::ids::shown(of));
+        return Err(Error::new(Kind::Invalid, message).hint("ids begin with `run_` or `sbx_`"));
+    }
+    let store = open(context)?;
+    let found = query::find(&store, &filter, limit).await?;
+    if found.entries.is_empty() {
+        known(&store, &filter).await?;
+    }
+    Ok((store, found))
 }
 
 /// Time, step, outcome, what was wanted, rule, and what else there is to say.

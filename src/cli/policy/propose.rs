@@ -5,32 +5,15 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::Answer;
-use crate::audit::query::{self, Filter};
-use crate::border::{DECIDED, decision_of};
-use crate::cli::audit::{known, open};
+use crate::border::decision_of;
+use crate::cli::audit::network::decided;
 use crate::cli::{Context, Error, Exit};
 use crate::egress::journal::{Decision, Outcome};
 use crate::egress::propose;
 use crate::egress::rules::{Rule, Target, Tls, builtin};
-use crate::error::Kind;
 
 pub(super) async fn propose_for(of: &str, context: &Context) -> Result<Answer, Error> {
-    let is = |prefix: &str| of.starts_with(prefix).then(|| of.to_owned());
-    let filter = Filter {
-        run: is("run_"),
-        sandbox: is("sbx_"),
-        action: Some(DECIDED.to_owned()),
-        ..Filter::default()
-    };
-    if filter.run.is_none() && filter.sandbox.is_none() {
-        let message = format!("`{}` is no run and no sandbox", crate::ids::shown(of));
-        return Err(Error::new(Kind::Invalid, message).hint("ids begin with `run_` or `sbx_`"));
-    }
-    let store = open(context)?;
-    let found = query::find(&store, &filter, usize::MAX).await?;
-    if found.entries.is_empty() {
-        known(&store, &filter).await?;
-    }
+    let (_, found) = decided(of, usize::MAX, context).await?;
     let decisions: Vec<Decision> = found
         .entries
         .iter()

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::Answer;
 use crate::cli::{Error, Exit};
 use crate::egress::name::Host;
-use crate::egress::rules::{Action, Rule, Target, Tls};
+use crate::egress::rules::{Action, PathPattern, Rule, Target, Tls};
 use crate::error::Kind;
 use crate::policy::network::{self, Credential, Inject, Mode, Place, Wish};
 use crate::policy::quantity::{show_duration, show_size};
@@ -136,12 +136,7 @@ fn rule(rule: &Rule) -> String {
         Tls::Open => ", TLS opened",
         Tls::Off => ", no TLS",
     };
-    let paths = rule.paths.iter().map(|path| path.as_str().to_owned());
-    let only: Vec<String> = rule.methods.iter().cloned().chain(paths).collect();
-    let only = match only.is_empty() {
-        true => String::new(),
-        false => format!(", only {}", only.join(" ")),
-    };
+    let only = only(", only ", &rule.methods, &rule.paths);
     format!(
         "{action:<5} {} on {target} port {}{only}{tls}",
         rule.id,
@@ -157,11 +152,16 @@ fn inject(inject: &Inject) -> String {
         Place::Query { name } => format!("`{name}` in the query"),
         Place::SigV4 { region, service, .. } => format!("an AWS signature for {service} in {region}"),
     };
-    let paths = inject.paths.iter().map(|path| path.as_str().to_owned());
-    let only: Vec<String> = inject.methods.iter().cloned().chain(paths).collect();
-    let only = match only.is_empty() {
-        true => String::new(),
-        false => format!(" {}", only.join(" ")),
-    };
+    let only = only(" ", &inject.methods, &inject.paths);
     format!("{what} to {}:{}{only}", inject.host, inject.port)
+}
+
+/// To which requests it is restricted, after `word`; empty for none.
+fn only(word: &str, methods: &[String], paths: &[PathPattern]) -> String {
+    let paths = paths.iter().map(PathPattern::as_str);
+    let only: Vec<&str> = methods.iter().map(String::as_str).chain(paths).collect();
+    match only.is_empty() {
+        true => String::new(),
+        false => format!("{word}{}", only.join(" ")),
+    }
 }
