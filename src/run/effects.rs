@@ -12,7 +12,7 @@ use super::bench::{self, Bench};
 use super::decide::Rules;
 use super::event::{Call, Event};
 use super::hub::Hub;
-use super::retry::{Losses, has_another_model_call, has_another_try};
+use super::retry::{self, Losses, has_another_model_call};
 use super::session::Session;
 use super::state::{Effect, State};
 use crate::audit;
@@ -397,12 +397,12 @@ impl Attempt {
 
     fn lost(&self, error: &bench::Error) -> Loss {
         let blame = error.blame();
-        let retry = has_another_try(Some(blame), error.kind().is_retryable(), self.losses);
+        let (retry, retry_in) = retry::after(Some(blame), error.kind().is_retryable(), self.losses);
         Loss {
             fault: Fault::of(error.code(), error.kind(), error),
             retry,
             blame,
-            retry_in: retry.then(|| self.losses.and(Some(blame)).wait()),
+            retry_in,
         }
     }
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::decide::{self, Rules};
 use super::event::{Entry, Event, FORMAT_VERSION};
 use super::recording::Recording;
-use super::retry::{has_another_model_call, has_another_try};
+use super::retry::{self, has_another_model_call};
 use super::session::Session;
 use super::state::{self, Effect, State};
 use super::{Error, driver};
@@ -236,15 +236,14 @@ impl Replay {
                 ..
             } => {
                 wanted(Effect::RunTool { step, attempt })?;
-                let losses = state.losses(step);
-                let retry = has_another_try(blame, fault.retryable, losses);
+                let (retry, retry_in) = retry::after(blame, fault.retryable, state.losses(step));
                 Ok(Event::ToolLost {
                     step,
                     attempt,
                     fault,
                     retry,
                     blame,
-                    retry_in: blame.filter(|_| retry).map(|_| losses.and(blame).wait()),
+                    retry_in,
                 })
             }
             Event::CheckFinished {
@@ -273,15 +272,14 @@ impl Replay {
                 ..
             } => {
                 wanted(Effect::RunCheck { step, attempt })?;
-                let losses = state.losses(step);
-                let retry = has_another_try(blame, fault.retryable, losses);
+                let (retry, retry_in) = retry::after(blame, fault.retryable, state.losses(step));
                 Ok(Event::CheckLost {
                     step,
                     attempt,
                     fault,
                     retry,
                     blame,
-                    retry_in: blame.filter(|_| retry).map(|_| losses.and(blame).wait()),
+                    retry_in,
                 })
             }
             Event::Ended { .. } => due

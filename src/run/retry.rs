@@ -44,9 +44,15 @@ pub fn has_another_model_call(is_retryable: bool, failures: u32) -> bool {
     is_retryable && failures + 1 < MODEL_ATTEMPTS
 }
 
+/// What follows on a try that lost its sandbox: whether there is another, and after how long. An older journal does not say when.
+pub fn after(blame: Option<Blame>, is_retryable: bool, losses: Losses) -> (bool, Option<Duration>) {
+    let retry = has_another_try(blame, is_retryable, losses);
+    (retry, blame.filter(|_| retry).map(|_| losses.and(blame).wait()))
+}
+
 /// Whether what lost its sandbox is tried again, when `losses` came before this one. A journal that names no culprit was
 /// written when three losses of any kind were the end.
-pub fn has_another_try(blame: Option<Blame>, is_retryable: bool, losses: Losses) -> bool {
+fn has_another_try(blame: Option<Blame>, is_retryable: bool, losses: Losses) -> bool {
     let now = losses.and(blame);
     let is_left = match blame {
         None => now.all < OWN_ATTEMPTS,
