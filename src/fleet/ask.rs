@@ -68,6 +68,8 @@ pub(super) struct Plan {
     /// Where the memory to go on from is.
     pub memory: Option<PathBuf>,
     pub guard: Guard,
+    /// What it cannot do, by name.
+    pub lacks: Vec<String>,
 }
 
 impl Ask {
@@ -116,6 +118,7 @@ impl Ask {
         }
         let able = backends.get(shape.backend).await?.capabilities();
         let guard = Guard::of(&policy, &able, maker.borders())?;
+        let lacks = super::create::lacks(&able, shape.isolation);
         env.extend(guard.variables().clone());
         env.append(&mut self.env);
         self.env = env;
@@ -129,6 +132,7 @@ impl Ask {
             ask: self,
             memory: kept.map(|(_, memory)| memory),
             guard,
+            lacks,
         })
     }
 }

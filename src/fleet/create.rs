@@ -68,8 +68,6 @@ impl Fleet {
         inner.check()?;
         let maker = &inner.maker;
         let plan = ask.plan(maker).await?;
-        let able = maker.backends().get(plan.shape.backend).await?.capabilities();
-        let lacks = lacks(&able, plan.shape.isolation);
         let place = inner.quota.take(plan.ask.queue_timeout).await?;
         let is_kept = key.is_some();
         let (send, receive) = oneshot::channel();
@@ -86,7 +84,7 @@ impl Fleet {
                 pool::clear(made).await;
             }
             let by = plan.ask.by.clone();
-            let (driver, creation) = enlist(&inner, plan, parked, key, place, lacks);
+            let (driver, creation) = enlist(&inner, plan, parked, key, place);
             inner.registry.add(Arc::clone(&driver.member));
             if let Err(member) = send.send(Arc::clone(&driver.member))
                 && !is_kept
@@ -149,14 +147,7 @@ pub(super) fn lacks(able: &Capabilities, isolation: Isolation) -> Vec<String> {
 }
 
 /// A member in its first state, its driver, and how it is going to be made.
-fn enlist(
-    inner: &Arc<Inner>,
-    plan: Plan,
-    parked: Option<Made>,
-    key: Option<Key>,
-    place: Place,
-    lacks: Vec<String>,
-) -> (Driver, Creation) {
+fn enlist(inner: &Arc<Inner>, plan: Plan, parked: Option<Made>, key: Option<Key>, place: Place) -> (Driver, Creation) {
     let Plan {
         shape,
         policy,
@@ -164,6 +155,7 @@ fn enlist(
         ask,
         memory,
         guard,
+        lacks,
     } = plan;
     let created_at = inner.clock.now();
     let spec = match &parked {
