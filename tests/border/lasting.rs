@@ -7,7 +7,8 @@ use exuvia::api::proto;
 
 use crate::bed::{Bed, SECRET};
 use crate::internet::RESOLVER;
-use crate::support::hand::{create, eventually, kill, plain, run};
+use crate::support::Sandboxes;
+use crate::support::hand::{create, eventually, kill, plain, run, shell, start};
 use crate::support::server::Server;
 
 /// On this thread, which is on the internet of the test.
@@ -31,6 +32,15 @@ fn net() -> proto::CreateSandboxRequest {
         policy: "net".into(),
         ..plain()
     }
+}
+
+/// A shell command, to its own end; what it began in the background goes on.
+async fn leave_running(client: &mut Sandboxes, id: &str, text: &str) {
+    let exec = proto::ExecStart {
+        background: proto::Background::Keep.into(),
+        ..shell(id, text)
+    };
+    start(client, exec).await.unwrap().finish().await.unwrap();
 }
 
 const USE: &str = "curl -sS -m 20 -H \"Authorization: Bearer $API_TOKEN\" https://api.example.com/v1/x | head -1; \
@@ -92,16 +102,7 @@ fn a_sandbox_whose_door_was_taken_is_ended() {
                      open('/workspace/taken','w')\ntime.sleep(600)\n";
         let start =
             format!("cat > /tmp/s.py <<'END'\n{squat}END\nsetsid python3 /tmp/s.py >/dev/null 2>&1 & sleep 0.2");
-        let exec = proto::ExecStart {
-            background: proto::Background::Keep.into(),
-            ..crate::support::hand::shell(&id, &start)
-        };
-        crate::support::hand::start(&mut client, exec)
-            .await
-            .unwrap()
-            .finish()
-            .await
-            .unwrap();
+        leave_running(&mut client, &id, &start).await;
         before.kill().await;
         tokio::time::sleep(Duration::from_secs(1)).await;
         let after = server(&bed, &[]).await;
@@ -164,16 +165,7 @@ fn nothing_of_a_border_outlives_its_sandbox() {
             let id = create(&mut client, net()).await.sandbox_id;
             // A connection that is open when the end comes.
             let hold = "python3 -c \"import socket,time; s=socket.create_connection(('127.0.0.1',3128)); time.sleep(600)\" & sleep 0.3; true";
-            let exec = proto::ExecStart {
-                background: proto::Background::Keep.into(),
-                ..crate::support::hand::shell(&id, hold)
-            };
-            crate::support::hand::start(&mut client, exec)
-                .await
-                .unwrap()
-                .finish()
-                .await
-                .unwrap();
+            leave_running(&mut client, &id, hold).await;
             kill(&mut client, &id).await;
         }
         eventually("no door is left", async || descriptors() <= settled).await;

@@ -1,5 +1,7 @@
 //! Runs: the step's result says what was refused, and the record has run and step.
 
+use std::process::Output;
+
 use serde_json::Value;
 
 use crate::bed::{Bed, SECRET, said, stdout};
@@ -21,21 +23,7 @@ fn learning_allows_no_more_and_proposes_what_was_wanted() {
              curl -sS http://plain.example.com/p; curl -sS https://evil.example/; curl -sS https://metadata.example.com/; true",
         )
         .finish("done");
-    let file = bed.data.path().join("script.jsonl");
-    std::fs::write(&file, script.jsonl()).unwrap();
-    let model = format!("scripted:{}", file.display());
-    let words = [
-        "run",
-        "--json",
-        "--prompt",
-        "go",
-        "--model",
-        &model,
-        "--policy",
-        "net",
-        "--empty-workspace",
-    ];
-    let ran = bed.exuvia(&words).output().unwrap();
+    let ran = play(&bed, &script);
     let object: Value = serde_json::from_str(stdout(&ran).lines().last().unwrap()).unwrap();
     assert_eq!(bed.internet.requests().len(), 2, "no more than the policy allows");
     let proposed = bed.exuvia(&["policy", "propose", object["run_id"].as_str().unwrap()]);
@@ -66,21 +54,7 @@ fn a_step_is_told_what_its_network_was_refused() {
         .shell("for n in 1 2; do curl -sS -m 20 https://evil.example/; done; curl -sS -X PUT https://other.example.com/open/x >/dev/null; true")
         .shell("echo quiet")
         .finish("done");
-    let file = bed.data.path().join("script.jsonl");
-    std::fs::write(&file, script.jsonl()).unwrap();
-    let model = format!("scripted:{}", file.display());
-    let words = [
-        "run",
-        "--json",
-        "--prompt",
-        "go",
-        "--model",
-        &model,
-        "--policy",
-        "net",
-        "--empty-workspace",
-    ];
-    let ran = bed.exuvia(&words).output().unwrap();
+    let ran = play(&bed, &script);
     assert!(ran.status.success(), "{}", said(&ran));
     let object: Value = serde_json::from_str(stdout(&ran).lines().last().unwrap()).unwrap();
     let run = object["run_id"].as_str().unwrap();
@@ -166,6 +140,25 @@ fn a_step_is_told_what_its_network_was_refused() {
         [("evil.example", 2), ("other.example.com", 1)]
     );
     assert!(networks[1]["how_to_ask"].as_str().unwrap().contains("network.allow"));
+}
+
+/// A run under the policy whose model plays this.
+fn play(bed: &Bed, script: &Script) -> Output {
+    let file = bed.data.path().join("script.jsonl");
+    std::fs::write(&file, script.jsonl()).unwrap();
+    let model = format!("scripted:{}", file.display());
+    let words = [
+        "run",
+        "--json",
+        "--prompt",
+        "go",
+        "--model",
+        &model,
+        "--policy",
+        "net",
+        "--empty-workspace",
+    ];
+    bed.exuvia(&words).output().unwrap()
 }
 
 fn text(value: &Value) -> &str {

@@ -281,10 +281,10 @@ impl Checker<'_> {
         let down = size(self, "bytes_down", written.bytes_down.as_deref());
         let time: Option<Duration> =
             self.duration("/network/budgets/time", written.time.as_deref(), (SECOND, 30 * DAY));
-        let plain = |n: u64| n.to_string();
-        let rate = |n: u32| n.to_string();
         Budgets {
-            connections: self.open_cap("connections", written.connections, inherited.connections, plain),
+            connections: self.open_cap("connections", written.connections, inherited.connections, |n| {
+                n.to_string()
+            }),
             concurrent: {
                 let own = written.concurrent.map(|n| n as usize);
                 self.capped("/network/budgets/concurrent", own, inherited.concurrent, |n| {
@@ -297,13 +297,13 @@ impl Checker<'_> {
                 "requests_per_second",
                 written.requests_per_second,
                 inherited.requests_per_second,
-                rate,
+                |n| n.to_string(),
             ),
             queries_per_second: self.open_cap(
                 "queries_per_second",
                 written.queries_per_second,
                 inherited.queries_per_second,
-                rate,
+                |n| n.to_string(),
             ),
             time: self.open_cap("time", time, inherited.time, show_duration),
         }
